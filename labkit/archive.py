@@ -86,14 +86,10 @@ class ArchivedStudy:
 def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> ArchivedStudy:
     """Write a study's folder as an archive. ``with_sources``: with own classes and prompts.
 
-    Raises
-    ------
-    RecordError
-        A record is not valid or was edited; a process is working on a cell; the folder holds a
-        link; a source or prompt has changed since; or ``target`` does not end with ``.zip``, or
-        exists and is not an archive of this study.
-    OSError
-        The file cannot be written.
+    Raises ``RecordError`` if a record is not valid or was edited; a process is working on a cell;
+    the folder holds a link; a source or prompt has changed since; or ``target`` does not end with
+    ``.zip``, or exists and is not an archive of this study. Raises ``OSError`` if the file cannot
+    be written.
     """
     from labkit.analysis.pages.report_files import PAGES
     from labkit.analysis.studies.data_frames import STORED_RUNS, store_runs

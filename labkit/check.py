@@ -143,20 +143,13 @@ def _composer(overrides: Sequence[str]) -> Compose:
     from labkit.cli import study_composer
     from labkit.cli.hydra_arguments import read_override
     from labkit.experiment.hydra.hydra_composer import Composer
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
     study_composer.register()
     typed = [read_override(word) for word in overrides]
 
     def compose(own: Mapping[str, str]) -> Experiment:
-        words = [*(f"{key}={value}" for key, value in own.items()), *typed]
         with study_composer.initialized():
-            try:
-                return Composer().compose(words)
-            except ConfigError:
-                raise
-            except Exception as error:
-                raise ConfigError(explain_config_error(error, words)) from None
+            return Composer().compose([*(f"{k}={v}" for k, v in own.items()), *typed])
 
     return compose
 

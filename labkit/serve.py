@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from labkit.cli.program_base import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.serve",
         description="Serve a model over the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
-        epilog="Options:\n\n"
-        + option_index.help_lines(_default_value, ServeConfig).replace("%", "%%"),
+        epilog="Options:\n\n" + option_index.help_lines(ServeConfig).replace("%", "%%"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
@@ -49,50 +48,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return parser.run(argv, body, refused=(ConfigError,))
 
 
-def _default_value(key: str) -> Any:
-    leaf = option_index.find_option(key)
-    return leaf.option.default if leaf else None
-
-
 def compose(overrides: Sequence[str]) -> ServeConfig:
     """Compose and validate the config.
 
-    Raises
-    ------
-    ConfigError
-        The config is invalid; the message is one line about the first error.
+    Raises ``ConfigError`` if the config is invalid; the message is one line about the first error.
     """
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     from labkit.cli.hydra_arguments import CONF, read_override
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")
     words = [read_override(override) for override in overrides]
     ConfigStore.instance().store(name="serve_schema", node=ServeConfig)
-    try:
+    with config_errors_in_one_line(overrides, ServeConfig):
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
             composed = compose("serve", overrides=words)
         plain = OmegaConf.to_container(
             composed, resolve=True, throw_on_missing=True, enum_to_str=True
         )
         return from_plain(ServeConfig, plain)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(explain_config_error(error, overrides, ServeConfig)) from None
 
 
 def _become_server(config: ServeConfig) -> NoReturn:
     """Replace this process with the server's.
 
-    Raises
-    ------
-    ConfigError
-        Packages of the extra ``server`` are not installed.
+    Raises ``ConfigError`` if packages of the extra ``server`` are not installed.
     """
     from labkit.machine import worker_environment
 

@@ -39,10 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write_traces(study: Path) -> list[Path]:
     """Write every traced run and the page, and return the paths of the files.
 
-    Raises
-    ------
-    RecordError
-        The study or a trace cannot be read, or no run was traced. Nothing has been written.
+    Raises ``RecordError`` if the study or a trace cannot be read, or no run was traced. Nothing has
+    been written.
     """
     from labkit.analysis.charts.step_player import player_page, traced_records, traced_run
     from labkit.analysis.exports.chrome_trace import chrome_trace

@@ -29,10 +29,8 @@ LOADERS = {f"labkit_{how.value}": how for how in FramePicks}
 def register() -> tuple[str, ...]:
     """Add labkit's loaders to vLLM's registry, and return their names.
 
-    Raises
-    ------
-    ConfigError
-        vLLM or PyAV is not installed, or vLLM has no registry of video loaders.
+    Raises ``ConfigError`` if vLLM or PyAV is not installed, or vLLM has no registry of video
+    loaders.
     """
     try:
         import_module("labkit.workload.video.frame_decoding")

@@ -115,10 +115,7 @@ def _values(overrides: Sequence[str]) -> Callable[[OptionEntry], Any]:
 def config_text(tree: Any, package: str = "", resolve: bool = False) -> str:
     """Return a config as YAML, or its part ``package`` (``engine.kv``).
 
-    Raises
-    ------
-    ConfigError
-        The config has no such part.
+    Raises ``ConfigError`` if the config has no such part.
     """
     from omegaconf import Container, OmegaConf
 

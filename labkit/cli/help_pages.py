@@ -61,10 +61,7 @@ def overview(folders: Sequence[Path] = ()) -> str:
 def topic_page(topic: str, folders: Sequence[Path], value_of: Value) -> str:
     """Return a topic: the choices of a group, and the options of a part of the config.
 
-    Raises
-    ------
-    ConfigError
-        There is no such topic.
+    Raises ``ConfigError`` if there is no such topic.
     """
     groups, files = list(option_groups()), choices(folders)
     wanted = [entry for group in groups for entry in _entries_under(group, topic)]

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.config import ConfigError
-from labkit.config.option_index import did_you_mean
-from labkit.config.unit_text import in_units_of_option
+from labkit.config.option_index import did_you_mean, find_option, in_units_of_option, override_key
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF = next(p for p in (PACKAGE / "conf", PACKAGE.parent / "conf") if (p / "config.yaml").is_file())
@@ -68,10 +67,7 @@ class Command:
 def parse(argv: Sequence[str]) -> Command:
     """Parse the command line.
 
-    Raises
-    ------
-    ConfigError
-        A flag is unknown, or an argument is not an override.
+    Raises ``ConfigError`` if a flag is unknown, or an argument is not an override.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -95,8 +91,7 @@ def parse(argv: Sequence[str]) -> Command:
             close = did_you_mean(word.split("=")[0], known)
             raise ConfigError(f"{word}: no such flag{close}; run python -m labkit --help")
         elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
-            key = word.lstrip("+~").partition("=")[0]
-            if key in FOLDER_KEYS:
+            if override_key(word) in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
             overrides.append(read_override(_with_home(word)))
         elif word in PROGRAMS:
@@ -159,8 +154,6 @@ def _as_typed(override: str) -> str:
     >>> _as_typed("model.name=12_000"), _as_typed("model.name=null"), _as_typed("model.name=a,b")
     ("model.name='12_000'", 'model.name=null', 'model.name=a,b')
     """
-    from labkit.config.option_index import find_option
-
     key, _, value = override.partition("=")
     if value[:1] in "{[":
         _check_texts(override, value)
@@ -188,8 +181,6 @@ def _is_read_as_typed(key: str, value: str) -> bool:
 
 def _check_texts(override: str, value: str) -> None:
     """Refuse a text within a map (``{model.name:1_0}``) that would be read as something else."""
-    from labkit.config.option_index import find_option
-
     for key, text in TEXT_IN_MAP.findall(re.sub(r"'(?:\\.|[^'])*'", "''", value)):
         entry = find_option(key)
         is_text = key in ("prompt", "content") or (entry is not None and entry.kind is str)

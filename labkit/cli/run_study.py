@@ -229,12 +229,8 @@ def _is_created(out: Path) -> bool:
 def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tuple[Path, list[str]]:
     """Unpack a study's archive into a folder beside it, so that the study can be continued.
 
-    Returns the folder, and the overrides with this folder as ``out=``.
-
-    Raises
-    ------
-    ConfigError
-        The folder exists, the archive is not valid, or the command only plans.
+    Returns the folder, and the overrides with this folder as ``out=``. Raises ``ConfigError`` if
+    the folder exists, the archive is not valid, or the command only plans.
     """
     from labkit.experiment.hydra.hydra_composer import hydra_quote
     from labkit.records import RecordError, unpack_archive

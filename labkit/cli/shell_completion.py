@@ -100,10 +100,7 @@ SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 def completion_script(shell: str) -> str:
     """Return the script that a shell evaluates to complete ``labkit`` and ``python -m labkit``.
 
-    Raises
-    ------
-    ConfigError
-        labkit knows no completion for the shell.
+    Raises ``ConfigError`` if labkit knows no completion for the shell.
     """
     require(shell in SHELLS, f"install={shell}: must be one of: {', '.join(SHELLS)}")
     assign = "set -g {} '{}'\n" if shell == "fish" else "{}='{}'\n"

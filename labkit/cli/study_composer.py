@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Register the schema and the OmegaConf resolvers that ``conf/`` uses.
-
-    Repeated calls are harmless.
-    """
+    """Register the schema and the resolvers that ``conf/`` uses; repeated calls are harmless."""
     import warnings
 
     from hydra.core.config_store import ConfigStore
@@ -57,11 +54,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     is therefore a single cell, without the searched options.
 
     Nothing is written, except that a model given as a GGUF file may be converted into the cache.
-
-    Raises
-    ------
-    ConfigError
-        A cell or an arm is invalid. The message is one line about the first error.
+    Raises ``ConfigError`` if a cell or an arm is invalid. The message is one line about the first
+    error.
     """
     from hydra import compose
 
@@ -72,13 +66,12 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         first_cell,
         fixed_overrides,
     )
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
     from labkit.experiment.hydra.job_launchers import is_search
 
-    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
-    task = [o for o in command.overrides if o not in hydra]
+    hydra, task = _hydra_and_task(command)
     with initialized():
-        try:
+        with config_errors_in_one_line(command.overrides):
             if command.multirun:
                 first = [*hydra, *first_cell(task)]
                 config = compose("config", overrides=first, return_hydra_config=True)
@@ -88,24 +81,25 @@ def compose_cells(command: Command) -> list[ComposedCell]:
                     cells = expand_sweep(task, _sweeper_params(config.hydra.sweeper.params or {}))
                     _check_swept_experiments(cells, hydra)
             else:
-                swept = next((o for o in task if len(expand_sweep([o])) > 1), None)
-                if swept is not None:
-                    raise ConfigError(
-                        f"{swept}: several values need -m; add it at the end of the command"
+                for override in task:
+                    require(
+                        len(expand_sweep([override])) == 1,
+                        f"{override}: several values need -m; add it at the end of the command",
                     )
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(explain_config_error(error, command.overrides)) from None
-        # Without -m, Hydra names the folder after the overrides as the user typed them.
-        if not command.multirun:
-            cells = [task]
+                # Hydra names the folder after the overrides as the user typed them.
+                cells = [task]
         composer = Composer()
         composed = [compose_cell(hydra, cell, composer) for cell in cells]
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
         raise ConfigError(_same_name(max(names, key=names.count), composed))
     return composed
+
+
+def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
+    """Return the overrides of Hydra itself, and those of the cells."""
+    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
+    return hydra, [o for o in command.overrides if o not in hydra]
 
 
 def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
@@ -124,9 +118,8 @@ def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
 def _sweeper_params(params: Any) -> dict[str, Any]:
     """Return ``hydra.sweeper.params``, whose values become names of folders."""
     for key in params:
-        secret = "oc.env" in str(params._get_node(key))
         require(
-            not secret,
+            "oc.env" not in str(params._get_node(key)),
             f"hydra.sweeper.params: {key}: the value of an environment variable would become the "
             "name of a folder; set it in an arm or on the command line",
         )
@@ -160,23 +153,17 @@ def with_sweep_as_arms(command: Command) -> Command:
     """
     from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
     from labkit.experiment.hydra.hydra_composer import Composer
-    from labkit.experiment.hydra.hydra_error_text import explain_config_error
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
 
     plugins = ("hydra/launcher=", "hydra/sweeper=")
     launched = any(o.startswith(plugins) for o in command.overrides)
     if not command.multirun or launched:
         return command
-    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
-    task = [o for o in command.overrides if o not in hydra]
-    with initialized():
-        try:
-            if _experiment_makes_cells(hydra, task):
-                return command
-            swept = sweep_as_arms(task, Composer(), hydra)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(explain_config_error(error, command.overrides)) from None
+    hydra, task = _hydra_and_task(command)
+    with initialized(), config_errors_in_one_line(command.overrides):
+        if _experiment_makes_cells(hydra, task):
+            return command
+        swept = sweep_as_arms(task, Composer(), hydra)
     return replace(command, overrides=(*hydra, *swept))
 
 
@@ -198,12 +185,8 @@ def _experiment_makes_cells(hydra: Sequence[str], task: Sequence[str]) -> bool:
 def launcher_of(command: Command) -> JobLauncher:
     """Return the launcher that the command selects, after checking that it can work here.
 
-    A search needs a launcher that runs its cells in this process.
-
-    Raises
-    ------
-    ConfigError
-        The launcher cannot work here. The message is one line with the reason.
+    A search needs a launcher that runs its cells in this process. Raises ``ConfigError`` if the
+    launcher cannot work here. The message is one line with the reason.
     """
     from hydra import compose
 

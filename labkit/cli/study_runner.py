@@ -68,11 +68,8 @@ class StudyRunner:
     def refuse_changes(self) -> None:
         """Check that the arms and designs in the folder are this study's. Nothing is written.
 
-        Raises
-        ------
-        ConfigError
-            An arm or a design differs, or a file in the folder is a link. The message is one line
-            with the first difference.
+        Raises ``ConfigError`` if an arm or a design differs, or a file in the folder is a link. The
+        message is one line with the first difference.
         """
         refuse_links(self.out.iterdir() if self.out.is_dir() else ())
         for cell in self._cells():
@@ -81,10 +78,7 @@ class StudyRunner:
     def check_servers(self) -> None:
         """Check that the programs of all servers are installed on this host. Nothing is written.
 
-        Raises
-        ------
-        ConfigError
-            One is missing. The message is one line with the arm.
+        Raises ``ConfigError`` if one is missing. The message is one line with the arm.
         """
         for composed in self._composed.values():
             for name, experiment in composed.experiments.items():

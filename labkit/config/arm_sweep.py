@@ -17,11 +17,8 @@ MAX_ARM_NAME = 150
 def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
     """Check a sweep ``{option: [values]}``; ``place`` is its key, for error messages.
 
-    Raises
-    ------
-    ConfigError
-        An option is not in one of the groups that may differ between arms, or its values are not
-        a list of two or more different values.
+    Raises ``ConfigError`` if an option is not in one of the groups that may differ between arms, or
+    its values are not a list of two or more different values.
     """
     for key, values in sweep.items():
         require(

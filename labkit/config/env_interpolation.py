@@ -32,10 +32,7 @@ class EnvironmentText(str):
     def of(cls, expression: str) -> EnvironmentText:
         """Return the text of an expression.
 
-        Raises
-        ------
-        ConfigError
-            A variable is not set in the environment.
+        Raises ``ConfigError`` if a variable is not set in the environment.
         """
         text = cls(EXPRESSION.sub(_value, expression))
         text.expression = expression
@@ -54,16 +51,10 @@ def with_values(plain: Any) -> Any:
 
 
 def hide_values(data: Any, plain: Any, public: Sequence[str] = ()) -> Any:
-    """Return JSON values without the values of the variables that a config names.
+    """Return JSON values, such as those of a record, without those of variables in a config.
 
-    Parameters
-    ----------
-    data
-        Values that may hold a variable's value, such as a record with the text of an error.
-    plain
-        The config, in JSON types.
-    public
-        Names that show everybody the values that they contain, so these are not hidden.
+    ``plain``: the config, in JSON types. ``public``: names that show everybody the values that they
+    contain, so these are not hidden.
     """
     hidden = {
         value: expression
@@ -91,11 +82,8 @@ def _values(plain: Any) -> Iterator[tuple[str, str]]:
 def _texts(data: Any) -> Iterator[str]:
     if isinstance(data, str):
         yield data
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _texts(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
+    elif isinstance(data, Mapping | list | tuple):
+        for value in data.values() if isinstance(data, Mapping) else data:
             yield from _texts(value)
 
 

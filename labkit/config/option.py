@@ -76,52 +76,23 @@ class ReadBy:
 
 @dataclass(frozen=True)
 class Option:
-    """Metadata of an option.
+    """Metadata of an option. The names of its range (``ge``, ...) are those of pydantic."""
 
-    Parameters
-    ----------
-    default
-        Default value. If it is None, the option may be null.
-    meaning
-        What the option sets, in one sentence. If it is empty, the docstring of the option's enum
-        is shown.
-    unit
-        Unit of the option's numbers.
-    ge, gt, le, multiple_of
-        Allowed range if the option is a number; the names are those of pydantic.
-    choices
-        Allowed values; if there is also a range, they are allowed besides the numbers in the range.
-        If empty, only the type and the range restrict the value.
-    class_path
-        Whether the value may be a user's class, ``package.module:Class``.
-    null_means
-        Meaning of null, if that is the default.
-    read_by
-        Condition under which the option has an effect. None: it always has an effect.
-    mlx_lm, openai
-        Whether the option also applies to ``engine=mlx_lm`` and to ``engine=openai``.
-    gpu
-        The GPUs on which the option has an effect. None: it has an effect on a CPU, too.
-    type_name
-        Name of the type in help texts, for an option whose annotation is ``Any``. Empty: the value
-        is a map.
-    """
-
-    default: Any
-    meaning: str = ""
+    default: Any  # if it is None, the option may be null
+    meaning: str = ""  # one sentence; if it is empty, the docstring of the option's enum is shown
     unit: str = ""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     multiple_of: int | None = None
-    choices: tuple[Any, ...] = ()
-    class_path: bool = False
+    choices: tuple[Any, ...] = ()  # allowed values, besides the numbers in the range if it has one
+    class_path: bool = False  # whether the value may be a user's class, package.module:Class
     null_means: str = ""
-    read_by: ReadBy | None = None
-    mlx_lm: bool = False
-    openai: bool = False
-    gpu: GPU | None = None
-    type_name: str = ""
+    read_by: ReadBy | None = None  # when the option has an effect; None: always
+    mlx_lm: bool = False  # whether the option also applies to engine=mlx_lm
+    openai: bool = False  # whether the option also applies to engine=openai
+    gpu: GPU | None = None  # on which it has an effect; None: on a CPU, too
+    type_name: str = ""  # of an option whose annotation is ``Any``, in help texts; empty: a map
 
     def accepts(self, value: Any) -> bool:
         """Return whether ``value``, whose type has been checked before, is allowed."""

@@ -1,6 +1,6 @@
 """The index of options: every key of the schema with its type, default, range and meaning.
 
-``--help``, ``docs/options.md`` and error messages look options up here.
+``--help``, ``docs/options.md``, overrides and error messages look options up here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -22,6 +24,17 @@ from labkit.config.option import Option, options, override_text
 from labkit.config.server import ServeConfig
 
 KIND_NAMES = {bool: "true, false", int: "an integer", float: "a number", str: "a string"}
+FACTORS: dict[str, dict[str, int]] = {
+    "bytes": {
+        **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
+        **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)},
+    },
+    "seconds": {"s": 1, "m": 60, "min": 60, "h": 3600},
+}
+NUMBERS = {
+    unit: re.compile(rf"(?<![\w.])(\d+(?:\.\d+)?)({'|'.join(factors)})(?![\w.])")
+    for unit, factors in FACTORS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class OptionEntry:
         if self.option.choices or self.option.range:
             return self.option.allowed
         kind = ", ".join(self.choices) or self.option.type_name or KIND_NAMES.get(self.kind)
-        kind = kind or _container(self.kind)
+        kind = kind or ("a list" if typing.get_origin(self.kind) is list else "a map")
         null = f", or {self.option.allowed}" if self.option.allowed else ""
         return kind + null
 
@@ -77,13 +90,13 @@ def option_groups(group: Any = Experiment, path: str = "") -> Iterator[OptionGro
 
     The group of a list's items has the path ``key[]``, where ``key`` is the list's key.
     """
-    metadata, kinds = options(group), typing.get_type_hints(group)
+    metadata = options(group)
     entries: list[OptionEntry] = []
     children: list[tuple[Any, str]] = []
-    for item in dataclasses.fields(group):
-        key, kind = f"{path}.{item.name}" if path else item.name, _non_null(kinds[item.name])
-        if item.name in metadata:
-            entries.append(OptionEntry(key, kind, metadata[item.name]))
+    for name, kind in field_kinds(group).items():
+        key = f"{path}.{name}" if path else name
+        if name in metadata:
+            entries.append(OptionEntry(key, kind, metadata[name]))
         (item_kind,) = typing.get_args(kind) if typing.get_origin(kind) is list else (kind,)
         if dataclasses.is_dataclass(item_kind):
             children.append((item_kind, key if item_kind is kind else f"{key}[]"))
@@ -103,14 +116,52 @@ def _entries_by_key() -> dict[str, OptionEntry]:
     return {entry.key: entry for group in groups for entry in group.entries}
 
 
+@functools.cache
+def field_kinds(group: Any) -> dict[str, Any]:
+    """Return the types of a group's options and groups, without None; empty for another type."""
+    if not dataclasses.is_dataclass(group):
+        return {}
+    hints = typing.get_type_hints(group)
+    kinds = {}
+    for item in dataclasses.fields(group):
+        choices = typing.get_args(hints[item.name])
+        known = next((choice for choice in choices if choice is not NoneType), None)
+        kinds[item.name] = known if NoneType in choices else hints[item.name]
+    return kinds
+
+
 def child_names(path: Sequence[str], root: Any = Experiment) -> list[str]:
     """Return the names of the options and groups directly under a path of the schema."""
     kind: Any = root
     for name in path:
-        hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-        kind = _non_null(hints.get(name))
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return [item.name for item in fields]
+        kind = field_kinds(kind).get(name)
+    return list(field_kinds(kind))
+
+
+def override_key(override: str) -> str:
+    """Return the key of an override such as ``++engine.threads=2``."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def in_units_of_option(override: str) -> str:
+    """Convert numbers such as ``1GiB`` or ``10m`` in an override to the unit of its option.
+
+    >>> in_units_of_option("engine.memory_limit=512MiB,1GiB")
+    'engine.memory_limit=536870912,1073741824'
+    >>> in_units_of_option("design.time=10m")
+    'design.time=600'
+    """
+    key, equals, value = override.partition("=")
+    entry = find_option(key.lstrip("+"))
+    unit = entry.option.unit if entry is not None else ""
+    if not equals or unit not in FACTORS:
+        return override
+
+    def number(match: re.Match[str]) -> str:
+        product = Decimal(match.group(1)) * FACTORS[unit][match.group(2)]
+        return f"{product.normalize():f}"
+
+    return f"{key}={NUMBERS[unit].sub(number, value.strip(chr(39)))}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -119,10 +170,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def help_lines(value_of: Callable[[str], Any], root: Any = Experiment) -> str:
-    """Return the text of ``--help``: every option with its value, meaning and allowed values."""
+def help_lines(root: Any) -> str:
+    """Return the text of ``--help``: every option with its default, meaning and allowed values."""
     entries = (entry for group in option_groups(root) for entry in group.entries)
-    return "\n".join(line for entry in entries for line in entry_lines(entry, value_of(entry.key)))
+    return "\n".join(line for entry in entries for line in entry_lines(entry, entry.option.default))
 
 
 def entry_lines(entry: OptionEntry, value: Any) -> list[str]:
@@ -137,14 +188,3 @@ def entry_lines(entry: OptionEntry, value: Any) -> list[str]:
 
 def _first_line(group: Any) -> str:
     return (inspect.getdoc(group) or "").split("\n")[0].replace("``", "`")
-
-
-def _non_null(kind: Any) -> Any:
-    """Return ``T`` for ``T | None``, and any other type as it is."""
-    choices = [item for item in typing.get_args(kind) if item is not NoneType]
-    return choices[0] if NoneType in typing.get_args(kind) else kind
-
-
-def _container(kind: Any) -> str:
-    names = {list: "a list", dict: "a map"}
-    return names.get(typing.get_origin(kind), "a map")

@@ -42,12 +42,8 @@ def from_plain(cls: type[T], data: Any, known: dict[int, Any] | None = None) -> 
     of its own; the texts of requests are never changed.
 
     ``known``: the groups built so far, by the identity of their JSON form, for forms that share
-    parts. A group whose identity is a key with the value None is added.
-
-    Raises
-    ------
-    ConfigError
-        A key is unknown, a value has the wrong type, or a rule is broken.
+    parts. A group whose identity is a key with the value None is added. Raises ``ConfigError`` if a
+    key is unknown, a value has the wrong type, or a rule is broken.
     """
     return cast(T, _build(cls, data, "", known or {}))
 

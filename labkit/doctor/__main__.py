@@ -118,13 +118,9 @@ def _console(stream: Any) -> Console:
 
 def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
     machine = memory_capacity.simulated_mac(name)
-    lines = terminal_screen.simulated_lines(machine)
-    terminal_screen.show(
-        console, f"{name} (simulated)", lines, budget_ceilings(machine, fraction), machine
-    )
-    terminal_screen.show_advice(
-        console, wired_advice.advise(machine, _budget_bytes(machine, fraction))
-    )
+    lines, ceilings = terminal_screen.simulated_lines(machine), budget_ceilings(machine, fraction)
+    terminal_screen.show(console, f"{name} (simulated)", lines, ceilings, machine)
+    _show_advice(console, machine, fraction)
 
 
 def _show_this_machine(console: Console, fraction: float | None) -> None:
@@ -136,9 +132,7 @@ def _show_this_machine(console: Console, fraction: float | None) -> None:
     terminal_screen.show(console, machine.name, lines, budget_ceilings(machine, fraction), machine)
     terminal_screen.show_pilots(console, facts.pilots)
     terminal_screen.show_caveats(console, find_caveats(facts))
-    terminal_screen.show_advice(
-        console, wired_advice.advise(machine, _budget_bytes(machine, fraction))
-    )
+    _show_advice(console, machine, fraction)
 
 
 def _show_engine(console: Console, engine: str, overrides: Sequence[str]) -> None:
@@ -148,8 +142,11 @@ def _show_engine(console: Console, engine: str, overrides: Sequence[str]) -> Non
     terminal_screen.show_profile(console, title, engine_profile.profile(records))
 
 
-def _budget_bytes(machine: memory_capacity.MemoryProfile, fraction: float | None) -> int:
-    return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
+def _show_advice(
+    console: Console, machine: memory_capacity.MemoryProfile, fraction: float | None
+) -> None:
+    needed = int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
+    terminal_screen.show_advice(console, wired_advice.advise(machine, needed))
 
 
 def _measure_facts() -> MachineFacts:

@@ -38,30 +38,24 @@ DEFAULTS = {"model": ["model=tiny"], "workload": ["workload=chat", "workload.num
 class EngineProfile:
     """The profile of an engine: shares of the time, means of counts, and largest gains.
 
-    ``shares`` has the parts of a step, and ``host``, ``model`` and ``prefill`` (steps with prompt
-    tokens). ``bound``: host, model or neither. ``gains``: the largest increase of throughput
-    (percent) by what brings it. Percentages of decode steps are None without such steps.
+    Percentages of decode steps are None without such steps.
     """
 
     processes: int
-    shares: dict[str, PartShare]
-    bound: str
+    shares: dict[str, PartShare]  # parts of a step; host, model, prefill (steps with prompt tokens)
+    bound: str  # host, model or neither
     tokens_per_step: float
     reused_pct: float | None
     repeated_pct: float | None
     padded_pct: float
-    gains: dict[str, PartShare]
+    gains: dict[str, PartShare]  # the largest increase of throughput (percent) by what brings it
 
 
 def measure(overrides: Sequence[str], folder: Path) -> list[Record]:
     """Serve requests in short processes and return their records.
 
-    Raises
-    ------
-    ConfigError
-        An override is wrong.
-    MeasurementError
-        A process failed, or the engine's steps have no clocks.
+    Raises ``ConfigError`` if an override is wrong. Raises ``MeasurementError`` if a process failed,
+    or the engine's steps have no clocks.
     """
     named = {word.split("=")[0].split(".")[0] for word in overrides}
     defaults = [word for group, words in DEFAULTS.items() if group not in named for word in words]

@@ -23,29 +23,16 @@ NOTABLE_SWAP_BYTES = GIB // 4
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """Everything the doctor read and measured.
+    """Everything the doctor read and measured."""
 
-    Parameters
-    ----------
-    environment
-        The machine's fingerprint (``labkit.machine.facts.fingerprint``).
-    machine
-        The machine's memory.
-    measured
-        The result of ``labkit.doctor.measurement_worker``, and the percentages of the cores that
-        other programs (``others_pct``) and other virtual machines (``steal_pct``, None if
-        unknown) took during the measurement.
-    pilots
-        By kind of workload, the pilot's estimate or the reason that there is none.
-    on_battery
-        Whether the machine runs on battery. None on a machine without a battery.
-    """
-
-    environment: Mapping[str, Any]
+    environment: Mapping[str, Any]  # the machine's fingerprint
     machine: MemoryProfile
+    # The result of labkit.doctor.measurement_worker, and the percentages of the cores that other
+    # programs (others_pct) and other virtual machines (steal_pct, None if unknown) took meanwhile.
     measured: Mapping[str, Any]
+    # By kind of workload, the pilot's estimate or the reason that there is none.
     pilots: Mapping[str, PilotNoise | str] = field(default_factory=dict)
-    on_battery: bool | None = None
+    on_battery: bool | None = None  # None on a machine without a battery
 
     @property
     def settings(self) -> Mapping[str, Any]:

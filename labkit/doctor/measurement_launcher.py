@@ -26,19 +26,9 @@ def measure(
 ) -> dict[str, Any]:
     """Measure this machine in a process that starts the way a worker does.
 
-    Parameters
-    ----------
-    on_step
-        Called with a description of each step as it begins.
-    noise_s
-        Duration of the noise measurement in seconds.
-    timeout_s
-        Seconds after which the process is killed.
-
-    Raises
-    ------
-    MeasurementError
-        The process failed or took too long.
+    ``on_step`` is called with a description of each step as it begins. ``noise_s``: duration of the
+    noise measurement. Raises ``MeasurementError`` if the process failed, or was killed after
+    ``timeout_s`` seconds.
     """
     cores = core_count()
     environment, _ = worker_environment(os.environ, threads=cores, cores=cores)

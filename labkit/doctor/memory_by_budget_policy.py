@@ -11,12 +11,6 @@ from labkit.machine.facts.memory_capacity import MemoryProfile
 
 # For a model without weights or activations the budget is the policy's own ceiling.
 WEIGHTLESS_MODEL = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)
-FRACTION_POLICIES = (
-    config.BudgetPolicy.fraction,
-    config.BudgetPolicy.vllm,
-    config.BudgetPolicy.mistralrs,
-    config.BudgetPolicy.free_memory,
-)
 
 
 @dataclass(frozen=True)
@@ -34,13 +28,13 @@ class BudgetCeiling:
 def budget_ceilings(machine: MemoryProfile, fraction: float | None) -> list[BudgetCeiling]:
     """Return the ceiling of every policy except ``fixed``, whose size the user sets.
 
-    ``fraction`` replaces the default fraction of the policies in ``FRACTION_POLICIES``.
+    ``fraction`` replaces the default fraction of the policies that have one.
     """
     ceilings = []
     for policy in config.BudgetPolicy:
         if policy is config.BudgetPolicy.fixed:
             continue
-        share = fraction if policy in FRACTION_POLICIES else None
+        share = fraction if policy in config.FRACTION_POLICIES else None
         engine = config.Engine(budget=config.Budget(policy=policy, fraction=share))
         decision = memory_budget.plan(engine, WEIGHTLESS_MODEL, machine)
         if isinstance(decision, BudgetRefusal):

@@ -46,19 +46,9 @@ OVERRIDES_BY_KIND: Mapping[str, Sequence[str]] = {
 class Pilot:
     """Short A/A processes of one kind of workload. The constructor prepares them.
 
-    Parameters
-    ----------
-    overrides
-        Hydra overrides of this kind, added to ``common``.
-    folder
-        Folder for the files of the pilot's cell. It need not exist.
-    common
-        Hydra overrides of all kinds.
-
-    Raises
-    ------
-    Exception
-        Any error that keeps this machine from preparing the cell.
+    ``overrides``: those of this kind, added to ``common``, those of all kinds. ``folder``: for the
+    files of the pilot's cell; it need not exist. Raises any error that keeps this machine from
+    preparing the cell.
     """
 
     def __init__(
@@ -166,23 +156,11 @@ def run_pilots(
 ) -> dict[str, PilotNoise | str]:
     """Run the pilots of all kinds, one process of each in turn.
 
-    Parameters
-    ----------
-    on_step
-        Called with a description of each step as it begins.
-    time_limit_s
-        Seconds for all processes. A process that would probably end later is not started. The
-        preparation, which compiles kernels the first time, does not count.
-
-    Returns
-    -------
-    dict
-        By kind of workload, the estimate or the reason that there is none.
-
-    Raises
-    ------
-    Interrupted
-        A signal arrived. All processes have ended.
+    ``on_step`` is called with a description of each step as it begins. ``time_limit_s``: for all
+    processes. A process that would probably end later is not started. The preparation, which
+    compiles kernels the first time, does not count. Returns, by kind of workload, the estimate or
+    the reason that there is none. Raises ``Interrupted`` after a signal, when all processes have
+    ended.
     """
     results: dict[str, PilotNoise | str] = {}
     pilots: dict[str, Pilot] = {}

@@ -81,13 +81,21 @@ def show(
     machine: MemoryProfile,
 ) -> None:
     """Print the facts and the ceiling of every budget policy."""
+    budgets = "\n".join(_ceiling_text(ceiling, machine) for ceiling in ceilings)
+    _show_lines(console, title, [*lines, ("budgets", budgets)])
+
+
+def show_profile(console: Console, title: str, profile: EngineProfile) -> None:
+    """Print where an engine's time goes, its regime, and the largest gains."""
+    _show_lines(console, title, _profile_lines(profile))
+
+
+def _show_lines(console: Console, title: str, lines: Iterable[LabelledLine]) -> None:
     from rich.markup import escape
 
     table = _grid()
     for name, text in lines:
         table.add_row(f"[dim]{name}[/dim]", escape(text))
-    budgets = [_ceiling_text(ceiling, machine) for ceiling in ceilings]
-    table.add_row("[dim]budgets[/dim]", escape("\n".join(budgets)))
     console.print(f"[bold]labkit doctor[/bold]: {escape(title)}")
     console.print(table)
 
@@ -253,17 +261,6 @@ def _noise(facts: MachineFacts) -> str:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB"
-
-
-def show_profile(console: Console, title: str, profile: EngineProfile) -> None:
-    """Print where an engine's time goes, its regime, and the largest gains."""
-    from rich.markup import escape
-
-    console.print(f"[bold]labkit doctor[/bold]: {escape(title)}")
-    table = _grid()
-    for name, text in _profile_lines(profile):
-        table.add_row(f"[dim]{name}[/dim]", escape(text))
-    console.print(table)
 
 
 def _profile_lines(profile: EngineProfile) -> list[LabelledLine]:

@@ -33,38 +33,30 @@ class CellPaths:
 
     @property
     def arms(self) -> Path:
-        """The folder of the arms' files."""
         return self.dir / self.arms_dir
 
     @property
     def runs(self) -> Path:
-        """The folder of the records and logs."""
         return self.dir / "runs"
 
     @property
     def pending(self) -> Path:
-        """The folder of records that workers write and the runner has not checked yet."""
         return self.runs / "pending"
 
     @property
     def abandoned(self) -> Path:
-        """The folder of files from runs that were repeated."""
         return self.runs / "abandoned"
 
     def arm(self, name: str) -> Path:
-        """Return the path of an arm's file."""
         return self.arms / f"{name}.json"
 
     def record(self, run: Run) -> Path:
-        """Return the path of a run's record."""
         return self.runs / f"{run.name}.json"
 
     def pending_record(self, run: Run) -> Path:
-        """Return the path to which the worker writes a run's record."""
         return self.pending / f"{run.name}.json"
 
     def log(self, run: Run) -> Path:
-        """Return the path of a run's log."""
         return self.runs / f"{run.name}.log"
 
     def move_to_abandoned(self, path: Path) -> Path:
@@ -79,13 +71,10 @@ class CellPaths:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The rounds of each case in a block of kernel runs, and what they cost by the pilot.
+    """The rounds of each case in a block of kernel runs, and what they cost by the pilot."""
 
-    ``rounds``, ``round_s`` and ``warm_up_s`` are by case; ``start_s`` is what else a block costs.
-    """
-
-    rounds: Mapping[str, int]
-    start_s: float = 0.0
+    rounds: Mapping[str, int]  # by case, as are the costs
+    start_s: float = 0.0  # what a block costs besides its cases
     round_s: Mapping[str, float] = field(default_factory=dict)
     warm_up_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -107,72 +96,38 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class ReadyCell:
-    """One cell, ready to run.
-
-    Parameters
-    ----------
-    dir
-        The cell's folder.
-    arms
-        The baseline first, the control (if any) last.
-    design
-        The design, which the constructor replaces by its :func:`_normalized_design`.
-    published
-        An article's numbers, shown beside the measured ones; None if there are none.
-    scale
-        The experiment's scale; None if the experiment has no scales.
-    metrics
-        The primary metrics, the most important first; empty: those that the records name.
-    sweep
-        The options whose combinations of values are the arms: ``{option: [values]}``; empty if the
-        arms are not those of a sweep.
-    overrides
-        The overrides of the cell, such as ``workload=chat``.
-    config_dirs
-        The folders of the user's files that the command named.
-    timed
-        Whether blocks or rounds have followed from ``design.time``.
-    said_s
-        The seconds that the user was told the blocks take; 0 if none were.
-    estimates
-        By case for which the time does not suffice, the seconds that deciding it would take.
-    blocks_from_time
-        Whether ``design.blocks`` is the fewest that can claim something, and more may follow from
-        ``design.time``.
-    ends_early
-        Whether blocks that follow from ``design.time`` have a look before the last one.
-    units_from_time
-        Whether the number of requests or windows in a run may follow from ``design.time``.
-    plans
-        By block, the plan from that block on. Empty: ``workload.repeats`` of the arms, unless it
-        is null, when the plans still have to be found.
-    arms_dir
-        The folder of the files from which workers read the arms, within ``dir``.
-    """
+    """One cell, ready to run."""
 
     dir: Path
     name: str
-    arms: tuple[Arm, ...]
-    design: Design
+    arms: tuple[Arm, ...]  # the baseline first, the control (if any) last
+    design: Design  # the constructor replaces it by its :func:`_normalized_design`
     seed: int
     question: str = ""
-    published: Any = None
-    scale: str | None = None
+    published: Any = None  # an article's numbers, shown beside the measured ones
+    scale: str | None = None  # None if the experiment has no scales
+    # The primary metrics, the most important first; empty: those that the records name.
     metrics: tuple[str, ...] = ()
+    # The options whose combinations of values are the arms: {option: [values]}.
     sweep: Mapping[str, Any] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
-    config_dirs: tuple[str, ...] = ()
-    timed: bool = False
-    said_s: float = 0.0
+    overrides: tuple[str, ...] = ()  # such as ``workload=chat``
+    config_dirs: tuple[str, ...] = ()  # of the user's files that the command named
+    timed: bool = False  # whether blocks or rounds have followed from ``design.time``
+    said_s: float = 0.0  # that the user was told the blocks take; 0 if none were
+    # By case for which the time does not suffice, the seconds that deciding it would take.
     estimates: Mapping[str, float] = field(default_factory=dict)
+    # Whether design.blocks is the fewest that can claim something, and more may follow from the
+    # time; whether such blocks have a look before the last one; whether the number of requests or
+    # windows in a run may follow from the time, too.
     blocks_from_time: bool = False
     ends_early: bool = True
     units_from_time: bool = False
+    # By block, the plan from that block on. Empty: workload.repeats of the arms, unless it is null,
+    # when the plans still have to be found.
     plans: Mapping[int, BlockPlan] = field(default_factory=dict)
-    arms_dir: str = "arms"
+    arms_dir: str = "arms"  # in ``dir``, where workers read the arms
 
     def __post_init__(self) -> None:
-        """Check that there is one baseline and that no two arms share a name."""
         roles = [arm.role for arm in self.arms]
         if roles.count("baseline") != 1 or roles.count("control") > 1:
             raise ValueError(
@@ -188,7 +143,6 @@ class ReadyCell:
 
     @property
     def paths(self) -> CellPaths:
-        """The paths of the cell's files."""
         return CellPaths(self.dir, self.arms_dir)
 
     @property
@@ -265,10 +219,7 @@ class ReadyCell:
 
     @property
     def with_fixed_numbers(self) -> ReadyCell:
-        """The cell whose arms are prepared, and run if no plan says otherwise.
-
-        It has numbers in place of those that may follow from the time (:func:`fixed_numbers`).
-        """
+        """The cell whose arms are prepared, and run if no plan says otherwise (`fixed_numbers`)."""
         arms = tuple(replace(arm, config=fixed_numbers(arm.config)) for arm in self.arms)
         return self if arms == self.arms else replace(self, arms=arms, arms_dir="rounds/fixed")
 
@@ -379,12 +330,9 @@ def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int | None]) ->
 def _normalized_design(design: Design) -> Design:
     """Return a design with an explicit final look.
 
-    Raises
-    ------
-    ConfigError
-        The arms take turns, but have several runs per block. Properties of a whole process (where
-        its code and memory lie) affect every run in it, so two runs of an arm in one process are
-        not independent: the process is the unit of inference.
+    Raises ``ConfigError`` if the arms take turns, but have several runs per block. Properties of a
+    whole process (where its code and memory lie) affect every run in it, so two runs of an arm in
+    one process are not independent: the process is the unit of inference.
     """
     runs, isolation = design.runs_per_block, design.isolation
     require(

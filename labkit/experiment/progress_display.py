@@ -161,7 +161,6 @@ class PlainProgress(Progress):
         self._printed = 0.0
 
     def begin(self, cell: ReadyCell, total: int, done: int) -> None:
-        """Print the number of runs and blocks."""
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._cell_dir = cell.dir
         before = f", {done} done before" if done else ""
@@ -169,12 +168,10 @@ class PlainProgress(Progress):
         self.note(f"{cell.name}: {runs} in {blocks}{before}")
 
     def started(self, runs: Sequence[Run]) -> None:
-        """Print nothing; the line follows when the run ends."""
         self._time.started(len(runs))
         self._now, self._work, self._printed = _position(runs, self._blocks), "", time.monotonic()
 
     def working(self, text: str) -> None:
-        """Keep the text for the next line of a long process."""
         self._work = with_share(text)
 
     def tick(self) -> None:
@@ -219,20 +216,17 @@ class LiveProgress(Progress):
         self._waiting: Sequence[str] = ()
 
     def begin(self, cell: ReadyCell, total: int, done: int) -> None:
-        """Start the live line."""
         self._decided, self._waiting = [], ()
         self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._cell_dir = cell.dir
         self._live.start()
 
     def started(self, runs: Sequence[Run]) -> None:
-        """Show the run's arm, or the number of interleaved arms."""
         self._time.started(len(runs))
         self._now, self._work = _position(runs, self._blocks), ""
         self.tick()
 
     def working(self, text: str) -> None:
-        """Show the text in the live line."""
         self._work = with_share(text)
 
     def tick(self) -> None:
@@ -240,7 +234,7 @@ class LiveProgress(Progress):
         now = time.monotonic()
         if now - self._shown >= REFRESH_S:
             self._shown = now
-            line = ", ".join(part for part in (self._now, self._work, self._time.line()) if part)
+            line = ", ".join(filter(None, (self._now, self._work, self._time.line())))
             shown = self._filled(line) if self._decided else self._text(line)
             self._live.update(shown, refresh=True)
 
@@ -275,7 +269,6 @@ class LiveProgress(Progress):
         self._console.print(line, markup=False, highlight=False)
 
     def end(self) -> None:
-        """Remove the live line."""
         self._live.stop()
 
 

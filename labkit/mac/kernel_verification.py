@@ -41,18 +41,14 @@ CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # case -> output, or reas
 
 @dataclass(frozen=True)
 class CaseVerification:
-    """The result of one case of one arm.
-
-    ``error``: the largest error, as a fraction of the largest expected value. ``missing``: the
-    reason that there is nothing to compare, or None.
-    """
+    """The result of one case of one arm."""
 
     cell: str
     arm: str
     case: str
     max_error: float
-    error: float = 0.0
-    missing: str | None = None
+    error: float = 0.0  # the largest, as a fraction of the largest expected value
+    missing: str | None = None  # the reason that there is nothing to compare
 
     @property
     def is_right(self) -> bool:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -59,6 +60,12 @@ class StepOutcome:
     seconds: float = 0.0
 
 
+def study_step(folder: Path, name: str, description: str, *overrides: str) -> MacStep:
+    """Return the step that runs a study in a folder of its own below ``folder``."""
+    out = f"out={(folder / name).as_posix()}"
+    return MacStep(name, description, ("-m", "labkit", *overrides, out, "-m"))
+
+
 def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
     """Return the steps for a Mac with ``memory_bytes`` of RAM. Their studies go to ``folder``.
 
@@ -69,11 +76,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
     kernels = ("engine=paged", ON_METAL, HALF_KERNELS, pool_limit)
     kernel_ablations = f"ablation=seq_map,{DECODE_ABLATIONS}"
     serving = ("engine=paged", ON_METAL, HALF_SERVING, "model=small")
-
-    def study(name: str, description: str, *overrides: str) -> MacStep:
-        out = f"out={(folder / name).as_posix()}"
-        return MacStep(name, description, ("-m", "labkit", *overrides, out, "-m"))
-
+    study, answers = partial(study_step, folder), (folder / VERIFICATION_FILE).as_posix()
     return (
         MacStep(
             "tests",
@@ -83,14 +86,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
         MacStep(
             "answers",
             "the cases of the studies below, on Metal, against the reference on the CPU",
-            (
-                "-m",
-                "labkit.mac.kernel_verification",
-                (folder / VERIFICATION_FILE).as_posix(),
-                *kernels,
-                kernel_ablations,
-                "-m",
-            ),
+            ("-m", "labkit.mac.kernel_verification", answers, *kernels, kernel_ablations, "-m"),
         ),
         study(
             "served_answers",

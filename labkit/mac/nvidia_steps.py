@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from labkit.cli.program_base import print_error
 from labkit.mac.__main__ import run_and_bundle
-from labkit.mac.mac_steps import HALF_KERNELS, VERIFICATION_FILE, MacStep
+from labkit.mac.mac_steps import HALF_KERNELS, VERIFICATION_FILE, MacStep, study_step
 from labkit.machine.facts import mlx_default_device
 
 PROG = "python -m labkit.mac.nvidia_steps"
@@ -29,11 +30,7 @@ def gpu_steps(folder: Path, _memory_bytes: int, device: str = ON_CUDA) -> tuple[
     kernels = ("engine=paged", device, HALF_KERNELS)
     answers = (folder / VERIFICATION_FILE).as_posix()
     verified = f"ablation=seq_map,{','.join(ABLATIONS)}"
-
-    def study(name: str, description: str, *overrides: str) -> MacStep:
-        out = f"out={(folder / name).as_posix()}"
-        return MacStep(name, description, ("-m", "labkit", *overrides, out, "-m"))
-
+    study = partial(study_step, folder)
     seven_rows = ("experiment=seq_map_kernel", "scale=full", device, "design.isolation=auto")
     return (
         MacStep(

@@ -61,16 +61,9 @@ def activate(kind: str, threads: int) -> dict[str, Any]:
     On macOS MLX always uses Accelerate. ``threads``: the number of OpenBLAS's threads; the
     reference BLAS has one thread, and Accelerate chooses the number itself.
 
-    Returns
-    -------
-    dict
-        The BLAS in use, for the record: ``name``, ``version``, ``core`` (the CPU type whose
-        kernels OpenBLAS chose), ``path_digest`` and ``threads``. Unknown values are None.
-
-    Raises
-    ------
-    BlasUnavailable
-        The library cannot be loaded, or this process has already loaded another BLAS.
+    Returns the BLAS in use, for the record: ``name``, ``version``, ``core`` (the CPU type whose
+    kernels OpenBLAS chose), ``path_digest`` and ``threads``. Unknown values are None. Raises
+    ``BlasUnavailable`` if the library cannot be loaded, or this process has loaded another BLAS.
     """
     if kind not in ("openblas", "stock"):
         raise BlasUnavailable(f"engine.blas={kind}: must be openblas or stock")

@@ -36,20 +36,10 @@ def build_venv(
 ) -> None:
     """Build a virtual environment with packages and their dependencies, unless it exists.
 
-    Parameters
-    ----------
-    folder
-        Where it will be. Scripts in ``bin`` name another folder, in which it was built: run them
-        with ``bin/python``.
-    without
-        Dependencies that are removed again.
-    index
-        A package index that is asked, too, if the configured ones lack something; empty: none.
-
-    Raises
-    ------
-    InstallError
-        The environment cannot be built. The message names the installer's log.
+    Scripts in its ``bin`` name another folder, in which it was built: run them with ``bin/python``.
+    ``without``: dependencies that are removed again. ``index``: a package index that is asked, too,
+    if the configured ones lack something; empty: none. Raises ``InstallError`` if the environment
+    cannot be built. The message names the installer's log.
     """
     if folder.is_dir():
         return
@@ -77,10 +67,7 @@ def install(
 ) -> None:
     """Install packages for an interpreter. ``log``: a file that gets the installer's messages.
 
-    Raises
-    ------
-    InstallError
-        They cannot be installed. The message ends with the path of the log.
+    Raises ``InstallError`` if they cannot be installed. The message ends with the path of the log.
     """
     print(f"labkit: installing {' '.join(requirements)} (once)", file=sys.stderr)
     command = [*_installer(python, "install"), *options, *requirements]

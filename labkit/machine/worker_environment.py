@@ -76,21 +76,11 @@ def worker_environment(
 ) -> tuple[dict[str, str], list[str]]:
     """Return a worker's environment variables, and the sorted names of those removed from ``base``.
 
-    Parameters
-    ----------
-    base
-        The parent's environment.
-    threads
-        The arm's CPU budget. numba's thread pool gets at least this many threads; the engine sets
-        the number that it uses.
-    cores
-        The machine's cores. The machine probe, which every arm runs before and after its
-        measurement, uses this many threads in every arm.
-
-    Notes
-    -----
-    BLAS starts with one thread, because its spinning workers compete with any other pool: a numba
-    kernel that follows a two-thread product waits for a scheduler tick.
+    ``base``: the parent's environment. ``threads``: the arm's CPU budget. numba's thread pool gets
+    at least this many; the engine sets the number that it uses. ``cores``: the machine's, all of
+    which the machine probe uses in every arm. BLAS starts with one thread, because its spinning
+    workers compete with any other pool: a numba kernel that follows a two-thread product waits for
+    a scheduler tick.
     """
     removed = sorted(
         name for name in base if name.startswith(REMOVED_PREFIXES) or name in REMOVED_NAMES

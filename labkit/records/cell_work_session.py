@@ -23,28 +23,14 @@ SESSION_FILE = "sitting.json"
 
 @dataclass(frozen=True, slots=True)
 class CellSession:
-    """One process's work on a cell. The attributes are the keys of ``sitting.json``.
+    """One process's work on a cell. The attributes are the keys of ``sitting.json``."""
 
-    Parameters
-    ----------
-    host
-        The host's name, as in a record's environment.
-    pid
-        The process id on that host.
-    started, ended
-        UTC, as in records; ``ended`` is None while the session lasts.
-    job
-        The cluster's name for the job; None outside a cluster.
-    how
-        :data:`SESSION_DONE`, or the reason that the session was stopped. None while it lasts.
-    """
-
-    host: str
+    host: str  # its name, as in a record's environment
     pid: int
-    started: str
-    job: str | None = None
-    ended: str | None = None
-    how: str | None = None
+    started: str  # UTC, as in records
+    job: str | None = None  # the cluster's name for the job; None outside a cluster
+    ended: str | None = None  # None while the session lasts
+    how: str | None = None  # :data:`SESSION_DONE`, or the reason that the session was stopped
 
     def end(self, when: str, how: str) -> CellSession:
         """Return a copy of the session with the time and the reason of its end."""

@@ -17,30 +17,16 @@ USER_PREFIX = "own."
 class Counter:
     """One counter, or a family such as ``resolver.*``, which has one counter per resolver.
 
-    Parameters
-    ----------
-    name
-        The counter's name; a family's ends with a star in place of the suffix.
-    unit
-        The unit of its value, such as ``tokens`` or ``ms``.
-    meaning
-        A phrase that explains the counter to a reader of the report.
-    option
-        For a family: the configuration option whose choices are the suffixes.
-    suffixes
-        For a family: suffixes besides the option's choices. If a family has neither an option nor
-        suffixes, its suffixes are whole numbers.
-    counted_by_kernel
-        Whether the attention kernel counts it while running. Otherwise the host computes it from
-        the launch's plan.
+    The suffixes of a family are the choices of an option, and ``suffixes``. If it has neither, they
+    are whole numbers.
     """
 
-    name: str
-    unit: str
-    meaning: str
+    name: str  # a family's ends with a star in place of the suffix
+    unit: str  # such as ``tokens`` or ``ms``
+    meaning: str  # a phrase for readers of the report
     option: str | None = None
     suffixes: tuple[str, ...] = ()
-    counted_by_kernel: bool = False
+    counted_by_kernel: bool = False  # else the host computes it from the launch's plan
 
     @property
     def family_prefix(self) -> str | None:

@@ -20,31 +20,17 @@ class EffectWords:
     """The words in which a sentence states how an arm differs from the baseline in a metric.
 
     ``takes 5 % less time per launch``, ``serves 12 % more requests per second``.
-
-    Parameters
-    ----------
-    verb
-        The verb as in ``arms take``.
-    quantity
-        What there is more or less of, as it is measured: ``time``, ``requests``. Empty if the verb
-        says it (``waits 30 ms less``).
-    detail
-        What the quantity refers to: ``per launch``.
-    at
-        The statistic: ``at the median``. Short texts may leave it out.
-    less, more
-        The words for smaller and larger values. ``fewer`` is for what is counted.
-    in_unit
-        Whether sentences also give a difference in the metric's unit: ``12.0 ms less``. A share is
-        given in percentage points alone.
     """
 
-    verb: str
+    verb: str  # as in ``arms take``
+    # What there is more or less of: ``time``, ``requests``. Empty if the verb says it (``waits``).
     quantity: str = ""
-    detail: str = ""
-    at: str = ""
-    less: str = "less"
+    detail: str = ""  # what the quantity refers to: ``per launch``
+    at: str = ""  # the statistic, which short texts may leave out: ``at the median``
+    less: str = "less"  # ``fewer`` for what is counted
     more: str = "more"
+    # Whether sentences also give a difference in the metric's unit: ``12.0 ms less``. A share is
+    # given in percentage points alone.
     in_unit: bool = False
 
     @property
@@ -55,42 +41,21 @@ class EffectWords:
 
 @dataclass(frozen=True)
 class MetricDefinition:
-    """One metric.
-
-    Parameters
-    ----------
-    name, unit, better
-        As in a record's :class:`labkit.records.Metric`.
-    kinds
-        The kinds of workload that record the metric (``workload.kind``).
-    label
-        The metric's name in a sentence, such as ``time to first token (median)``.
-    meaning
-        A sentence that explains the metric.
-    words
-        The words in which a sentence states a difference in the metric.
-    is_speed
-        Whether the metric is the time of a launch or the throughput, whose noise the doctor knows.
-    computed
-        Whether the value is computed from sizes and counts. If all runs of an arm then have the
-        same value, it has no noise and is shown without a test.
-    abbreviation
-        The metric's usual short name, such as ``E2E p50``.
-    zero_is_result
-        Whether 0 is a result like others. Arms with such a value are compared by differences.
-    """
+    """One metric. Name, unit and better are as in a record's :class:`labkit.records.Metric`."""
 
     name: str
     unit: str
     better: str
-    kinds: tuple[str, ...]
-    label: str
-    meaning: str
+    kinds: tuple[str, ...]  # of workload that record the metric (``workload.kind``)
+    label: str  # the name in a sentence, such as ``time to first token (median)``
+    meaning: str  # a sentence
     words: EffectWords
-    is_speed: bool = False
+    is_speed: bool = False  # the time of a launch or the throughput, whose noise the doctor knows
+    # Computed from sizes and counts. If all runs of an arm have the same value, it has no noise and
+    # is shown without a test.
     computed: bool = False
-    abbreviation: str = ""
-    zero_is_result: bool = False
+    abbreviation: str = ""  # the usual short name, such as ``E2E p50``
+    zero_is_result: bool = False  # 0 is a result like others: arms are compared by differences
 
     @property
     def short_label(self) -> str:

@@ -46,10 +46,7 @@ def read_record(path: StudyPath, digest: str | None = None) -> Record:
 def read_runs(cell_dir: StudyPath) -> list[Record]:
     """Read every record of a cell, ordered by block and position.
 
-    Raises
-    ------
-    RecordError
-        As in :func:`read_record`, for the first file that is not a valid record.
+    Raises ``RecordError`` as in :func:`read_record`, for the first file that is not a valid record.
     """
     digests = read_digests(cell_dir)
     with _without_garbage_collection():

@@ -91,20 +91,7 @@ class CaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The record of one run: one arm, once, in one fresh process.
-
-    Parameters
-    ----------
-    detail
-        One line about the failure. None if the outcome is ``ok``.
-    seconds
-        Wall seconds per stage (:mod:`labkit.experiment.worker.worker_stages`).
-    probe
-        Times (us) of the machine probe, ``before`` and ``after`` the measurement, by kernel. The
-        probe is a fixed computation, the same for every arm.
-    extra
-        Unknown keys of the file, such as those of later versions of labkit.
-    """
+    """The record of one run: one arm, once, in one fresh process."""
 
     arm: str
     role: str
@@ -113,14 +100,18 @@ class Record:
     seed: int
     outcome: str
     started: str
-    detail: str | None = None
+    detail: str | None = None  # one line about the failure
+    # Wall seconds per stage (labkit.experiment.worker.worker_stages).
     seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     environment_end: Mapping[str, Any] = field(default_factory=dict)
+    # Times (us) of the machine probe, before and after the measurement, by kernel. The probe is a
+    # fixed computation, the same for every arm.
     probe: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     counters: Mapping[str, float] = field(default_factory=dict)
     cases: tuple[CaseRecord, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # Unknown keys of the file, such as those of later versions of labkit.
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -183,43 +174,26 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One resolved arm, as ``arms/ARM.json`` holds it.
-
-    Parameters
-    ----------
-    config
-        ``engine``, ``model``, ``workload`` and ``seed`` as JSON values. Without an engine, only
-        ``workload`` and ``seed``.
-    identity
-        The claim about the outputs: bitwise, tokens, noise_floor, frames, quality or none.
-    engaged
-        Counters that the arm claims to be above 0 after a run, besides :attr:`engine_counter`.
-    all_served
-        Whether the arm claims that no request is refused or fails.
-    out_of_memory
-        Whether the arm claims that all its runs end with the outcome ``oom``.
-    environment
-        What the arm's process imports, if that differs from the study's own: ``python``,
-        ``requirements``, ``revision`` (the full hash of a commit) and its ``repository``.
-    quality
-        By metric, the limit that the arm must keep for the claim ``quality``.
-    inputs
-        The digest of every file of the user's that the arm reads, by option; empty in older studies
-        (:mod:`labkit.experiment.compose.input_digests`).
-    """
+    """One resolved arm, as ``arms/ARM.json`` holds it."""
 
     name: str
     role: str
     overrides: Mapping[str, Any]
+    # engine, model, workload and seed as JSON values. Without an engine, only workload and seed.
     config: Mapping[str, Any]
-    identity: str = "none"
-    engaged: tuple[str, ...] = ()
-    all_served: bool = False
-    out_of_memory: bool = False
+    identity: str = "none"  # the claim about the outputs, such as ``bitwise``
+    engaged: tuple[str, ...] = ()  # claimed to be above 0, besides :attr:`engine_counter`
+    all_served: bool = False  # whether the arm claims that no request is refused or fails
+    out_of_memory: bool = False  # whether it claims that all its runs end with the outcome ``oom``
+    # By metric, the limit that the arm must keep for the claim ``quality``.
     quality: Mapping[str, float] = field(default_factory=dict)
+    # What the arm's process imports, if that differs from the study's own: python, requirements,
+    # revision (the full hash of a commit) and its repository.
     environment: Mapping[str, Any] = field(default_factory=dict)
+    # The digest of every file of the user's that the arm reads, by option; empty in older studies
+    # (labkit.experiment.compose.input_digests).
     inputs: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # unknown keys of the file
 
     def __post_init__(self) -> None:
         require(self.role in ROLES, f"role {self.role!r}: must be one of: {', '.join(ROLES)}")

@@ -131,18 +131,10 @@ def _check_name(archive: str, name: str) -> None:
 
 @dataclass
 class StudyArchive:
-    """An archive whose digest, names and sizes are checked. Cells are unpacked when they are read.
-
-    Parameters
-    ----------
-    path
-        The archive's file.
-    digest
-        The SHA-256 in its comment.
-    """
+    """An archive with checked digest, names and sizes. Cells are unpacked when they are read."""
 
     path: Path
-    digest: str
+    digest: str  # the SHA-256 in its comment
     _zip: zipfile.ZipFile
     _cells_in_memory: dict[str, dict[str, bytes]] = field(default_factory=dict)
     _unpacked_bytes: dict[str, int] = field(default_factory=dict)

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from labkit.experiment.launch.crash_reason import EMPTY_LOG, crash_reason
 from labkit.experiment.launch.run_launcher import _work_text
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.worker.worker_status import (
@@ -32,21 +31,6 @@ status.show("measuring for long")
 status.show("3 of 8 rounds")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-DUMP = """working
-Fatal Python error: Segmentation fault
-
-Current thread 0x00007f (most recent call first):
-  File "/usr/lib/python3.11/ctypes/__init__.py", line 522 in string_at
-  File "/home/me/mine/maps.py", line 7 in maps
-  File "/opt/venv/lib/python3.11/site-packages/labkit/x.py", line 3 in run
-
-Extension modules: numpy.core, numba (total: 41)
-"""
-WATCH = """
-Thread 0x00007e (most recent call first):
-  File "/home/me/mine/watch.py", line 57 in watch
-"""
-THREADS = DUMP.replace("\n\nCurrent", f"\n{WATCH}\nCurrent", 1)  # the main thread is the last
 
 
 def test_the_parent_sees_the_turn_and_the_text_of_a_killed_process():
@@ -101,30 +85,6 @@ def test_the_text_names_the_arm_that_loads_or_warms_up(turns, texts, expected):
     for shared in statuses:
         with shared:
             pass
-
-
-@pytest.mark.parametrize(
-    ("log", "reason"),
-    [
-        ("", EMPTY_LOG),
-        ("one\n\nthe last line\n", "the last line"),
-        (DUMP, "Segmentation fault (/home/me/mine/maps.py:7, in maps)"),
-        (
-            DUMP.replace("/home/me", "/opt/lib/python3.11/site-packages"),
-            "Segmentation fault (/usr/lib/python3.11/ctypes/__init__.py:522, in string_at)",
-        ),
-        (THREADS, "Segmentation fault (/home/me/mine/maps.py:7, in maps)"),
-        (
-            THREADS.replace("Current thread", "Thread"),  # a thread without Python frames died
-            "Segmentation fault (/home/me/mine/maps.py:7, in maps)",
-        ),
-        ("Fatal Python error: Aborted\n", "Aborted"),
-    ],
-)
-def test_the_reason_of_a_crash_is_the_user_s_own_line(tmp_path, log, reason):
-    path = tmp_path / "run.log"
-    path.write_text(log)
-    assert crash_reason(path) == reason
 
 
 def test_a_worker_reads_the_sum_of_its_stops():

@@ -38,7 +38,7 @@ def files(monkeypatch, tmp_path):
     monkeypatch.setattr(linux, "_read_text", read)
     monkeypatch.setattr(linux, "CPU_FOLDER", tmp_path)
     monkeypatch.setattr(linux, "_ticks_per_s", lambda: 10)
-    monkeypatch.setattr(linux, "_children", lambda pid: [8, 9] if pid == 7 else [])
+    monkeypatch.setattr(linux, "children", lambda pid: [8, 9] if pid == 7 else [])
     return texts
 
 

@@ -12,7 +12,6 @@ from labkit.config.engine.mlx_variables import Mlx
 from labkit.config.engine.openai_server import OpenAIServer
 from labkit.config.engine.scheduler import Admission, ChunkPolicy, Composition, Scheduler
 from labkit.config.engine.speculation import SPECULATION, Drafts, Speculation
-from labkit.config.engine.tensor_parallel import TensorParallel
 from labkit.config.option import Group, ReadBy, is_class_path, option, override_text, require
 
 # Presets of labkit's own engine, mlx_lm, and any OpenAI-compatible server.
@@ -119,6 +118,25 @@ class Forward(Enum):
 
     batched = "batched"
     per_request = "per_request"
+
+
+@dataclass
+class TensorParallel(Group, place="engine.parallel"):
+    """Tensor parallelism, which splits every layer across processes (ranks) of one host."""
+
+    size: int = option(
+        1,
+        "Tensor-parallel size: ranks (processes) that share heads, feed-forward columns and CPU "
+        "threads equally (docs/parallel.md).",
+        ge=1,
+        le=64,
+        unit="ranks",
+    )
+
+    @property
+    def single_process(self) -> bool:
+        """Whether one process computes everything."""
+        return self.size == 1
 
 
 @dataclass

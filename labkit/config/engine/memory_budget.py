@@ -50,6 +50,13 @@ class WiredCollector(Enum):
 
 
 POLICY = "engine.budget.policy"
+# Policies that take a share of some memory.
+FRACTION_POLICIES = (
+    BudgetPolicy.fraction,
+    BudgetPolicy.vllm,
+    BudgetPolicy.mistralrs,
+    BudgetPolicy.free_memory,
+)
 
 
 @dataclass
@@ -64,15 +71,7 @@ class Budget(Group, place="engine.budget"):
         gt=0,
         le=1,
         null_means=f"{DEFAULT_FRACTION} (free_memory: {DEFAULT_FREE_FRACTION})",
-        read_by=ReadBy(
-            POLICY,
-            (
-                BudgetPolicy.fraction,
-                BudgetPolicy.vllm,
-                BudgetPolicy.mistralrs,
-                BudgetPolicy.free_memory,
-            ),
-        ),
+        read_by=ReadBy(POLICY, FRACTION_POLICIES),
     )
     blocks: int | None = option(
         None,

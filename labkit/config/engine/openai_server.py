@@ -34,69 +34,27 @@ class EosHandling(Enum):
 
 @dataclass(frozen=True)
 class ServerPreset:
-    """How to start a known server, and which features it has.
+    """How to start a known server, and which features it has."""
 
-    Parameters
-    ----------
-    command
-        Start command with placeholders in braces (``PLACEHOLDERS``); empty: labkit cannot start it.
-    model
-        Model name in requests; empty: the first that ``/v1/models`` lists.
-    token_prompts
-        Whether the server accepts prompts as token ids; otherwise prompts are sent as text.
-    token_ids
-        Whether the server returns the sampled token ids if a request sets ``return_token_ids``.
-    eos_handling
-        How a request asks for its full output length.
-    resets_prefix_cache
-        Whether ``POST /reset_prefix_cache`` empties the server's prefix cache.
-    prompt_logprobs
-        Whether ``/v1/completions`` returns the log probabilities of a prompt's tokens, as in vLLM.
-    multiplies_by_blas
-        Whether the server computes with MLX's CPU build, so that ``engine.blas`` applies (Linux).
-    is_script
-        Whether the command is a script that a Python package installs beside its interpreter.
-    variables
-        Environment variables of the server, such as ``NAME={threads}``.
-    float_weights
-        Whether the server reads no quantised weights of MLX, and is given them as float32.
-    requirements
-        Packages, as pip spells them, of an environment that labkit builds for the server.
-    without
-        Packages that ``requirements`` bring, and that are removed again.
-    index
-        Package index that has what ``requirements`` need and the usual index lacks.
-    size
-        What the environment needs, for the plan.
-    start_timeout_s
-        Default of ``engine.server.start_timeout_s``.
-    start_s
-        Usual time from the start to the first token, for the plan.
-    package
-        Python package that the interpreter must have, and the extra of labkit that installs it.
-    tested
-        Whether labkit's tests run the preset. Other presets are written from the server's
-        documentation and untested.
-    """
-
-    command: str
-    model: str = ""
-    token_prompts: bool = False
-    token_ids: bool = False
-    eos_handling: EosHandling = EosHandling.none
-    resets_prefix_cache: bool = False
-    prompt_logprobs: bool = False
-    multiplies_by_blas: bool = False
-    is_script: bool = False
-    tested: bool = False
-    variables: str = ""
-    float_weights: bool = False
-    requirements: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    index: str = ""
-    size: str = ""
-    start_timeout_s: float = 300.0
-    start_s: float = 5.0  # of imports and a small model, on two cores (estimate)
+    command: str  # with placeholders in braces (PLACEHOLDERS); empty: labkit cannot start it
+    model: str = ""  # name in requests; empty: the first that /v1/models lists
+    token_prompts: bool = False  # whether it accepts prompts as token ids; otherwise only as text
+    token_ids: bool = False  # whether it returns sampled ids if a request sets return_token_ids
+    eos_handling: EosHandling = EosHandling.none  # how a request asks for its full output length
+    resets_prefix_cache: bool = False  # whether POST /reset_prefix_cache empties its prefix cache
+    prompt_logprobs: bool = False  # whether /v1/completions returns those of a prompt, as in vLLM
+    multiplies_by_blas: bool = False  # whether it is MLX's CPU build: engine.blas applies (Linux)
+    is_script: bool = False  # whether a Python package installs the command beside its interpreter
+    tested: bool = False  # whether labkit's tests run it; others are written from documentation
+    variables: str = ""  # of the server's environment, such as ``NAME={threads}``
+    float_weights: bool = False  # whether it cannot read MLX's quantised weights: it gets float32
+    requirements: tuple[str, ...] = ()  # of an environment that labkit builds, as pip spells them
+    without: tuple[str, ...] = ()  # packages that these bring, and that are removed again
+    index: str = ""  # a package index that has what the usual one lacks
+    size: str = ""  # what the environment needs, for the plan
+    start_timeout_s: float = 300.0  # the default of engine.server.start_timeout_s
+    start_s: float = 5.0  # of imports and a small model, on two cores (estimate), for the plan
+    # A Python package that the interpreter must have, and the extra of labkit that installs it.
     package: tuple[str, str] | None = None
 
 

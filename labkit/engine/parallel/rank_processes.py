@@ -30,7 +30,7 @@ from labkit.engine.parallel.rank_messages import (
     RankSetup,
 )
 from labkit.machine import worker_environment
-from labkit.machine.processes.signal_names import signal_name
+from labkit.machine.processes.process_tree import signal_name
 
 RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
 # Ranks do equal work at the same time: a rank that replies this much later than another is stuck.

@@ -29,8 +29,7 @@ from labkit.config import (
 from labkit.config.arm_sweep import key_parts
 from labkit.config.engine.former_options import with_former_values
 from labkit.config.env_interpolation import EXPRESSION
-from labkit.config.option_index import did_you_mean
-from labkit.config.unit_text import in_units_of_option
+from labkit.config.option_index import did_you_mean, in_units_of_option, override_key
 from labkit.experiment.cell import ALLOCATION, ReadyCell, fixed_numbers, with_units
 from labkit.experiment.compose import engaged_claim_validation, published_rows
 from labkit.experiment.compose.cell_name import cell_name, recorded_overrides
@@ -60,41 +59,18 @@ LIVE_MEMORY_SHARE = 0.75  # of RAM, for processes that are alive at the same tim
 
 @dataclass(frozen=True)
 class ComposedCell:
-    """A composed and checked cell.
+    """A composed and checked cell. Fields without a comment are as in :class:`ReadyCell`."""
 
-    Parameters
-    ----------
-    name
-        The name of the cell's folder.
-    experiment
-        The cell's config, without any arm's overrides.
-    arms
-        The baseline first, the control (if any) last.
-    experiments
-        The config of each arm.
-    isolation
-        ``in_process``, ``live`` or ``process``, never ``auto``.
-    separate_processes_reason
-        Why the arms do not share a process; None if they do. With isolation ``process`` it also
-        says why the arms' processes do not take turns.
-    overrides
-        The overrides of the cell, such as ``workload=chat``.
-    blocks_given
-        Whether an override sets ``design.blocks``.
-    ends_early
-        Whether blocks that follow from ``design.time`` have a look before the last one.
-    config_dirs
-        The folders of the user's files, as ``--config-dir`` names them.
-    """
-
-    name: str
-    experiment: Experiment
+    name: str  # of the cell's folder
+    experiment: Experiment  # without any arm's overrides
     arms: tuple[Arm, ...]
-    experiments: Mapping[str, Experiment]
-    isolation: Isolation
+    experiments: Mapping[str, Experiment]  # by arm
+    isolation: Isolation  # never ``auto``
+    # Why the arms do not share a process; None if they do. With isolation ``process`` it also says
+    # why the arms' processes do not take turns.
     separate_processes_reason: str | None = None
     overrides: tuple[str, ...] = ()
-    blocks_given: bool = False
+    blocks_given: bool = False  # whether an override sets ``design.blocks``
     ends_early: bool = True
     config_dirs: tuple[str, ...] = ()
 
@@ -117,18 +93,11 @@ def compose_cell(
 ) -> ComposedCell:
     """Compose and check one cell with all its arms. Hydra must be initialised.
 
-    ``composer`` caches parsed files for all cells of a command.
-
-    Raises
-    ------
-    ConfigError
-        An arm or a claim is invalid. The message is one line with the arm and the key.
+    ``composer`` caches parsed files for all cells of a command. Raises ``ConfigError`` if an arm or
+    a claim is invalid. The message is one line with the arm and the key.
     """
     composer = composer or Composer()
-    cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
-    experiment = _base_of(cell, composer)
-    if experiment.ablation.sweep:
-        experiment = with_swept_arms(experiment, composer.choices(cell))
+    cell, experiment = _cell_config([*hydra_overrides, *task_overrides], composer)
     require(
         bool(experiment.ablation.sweep) or not experiment.design.eliminate,
         "design.eliminate=true: only settings of a sweep are dropped; sweep an option such as "
@@ -144,6 +113,15 @@ def compose_cell(
         blocks_given=any(override.startswith("design.blocks=") for override in task_overrides),
         config_dirs=config_folders(hydra_overrides),
     )
+
+
+def _cell_config(overrides: Sequence[str], composer: Composer) -> tuple[list[str], Experiment]:
+    """Return a cell's overrides, with those of its scale, and its config, with a sweep's arms."""
+    cell = with_scale_overrides(overrides, composer)
+    experiment = _base_of(cell, composer)
+    if experiment.ablation.sweep:
+        experiment = with_swept_arms(experiment, composer.choices(cell))
+    return cell, experiment
 
 
 def checked_cell(
@@ -191,12 +169,8 @@ def checked_cell(
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
     """Return a cell's overrides, preceded by those of the experiment's scale.
 
-    The cell's own overrides take precedence.
-
-    Raises
-    ------
-    ConfigError
-        The overrides are invalid, or the experiment lacks the selected scale.
+    The cell's own overrides take precedence. Raises ``ConfigError`` if the overrides are invalid,
+    or the experiment lacks the selected scale.
     """
     experiment = _base_of(overrides, composer)
     given = {override.split("=", 1)[0] for override in overrides}
@@ -236,11 +210,7 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
     """
     from omegaconf import OmegaConf
 
-    composer = Composer()
-    cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
-    experiment = _base_of(cell, composer)
-    if experiment.ablation.sweep:
-        experiment = with_swept_arms(experiment, composer.choices(cell))
+    _, experiment = _cell_config([*hydra_overrides, *task_overrides], Composer())
     OmegaConf.save(OmegaConf.create(to_plain(experiment)), path)
 
 
@@ -315,11 +285,8 @@ def resolve_isolation(
 
     ``imports``: what the arms with environments of their own import, by the arm's name.
 
-    Raises
-    ------
-    ConfigError
-        The arms do not allow the isolation that the design sets (``in_process`` or ``live``). Or
-        the workload compares arms while they run, and these arms would run one after another.
+    Raises ``ConfigError`` if the arms do not allow the isolation that the design sets, or the
+    workload compares arms while they run and these would run one after another.
     """
     from labkit import workload
 
@@ -400,31 +367,22 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[ReadyCell]:
     cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
     if not confirm or not cell.design.isolation.takes_turns:
         return [cell]
-    separate = replace(
-        composed.experiment.design,
-        isolation=Isolation.process,
-        blocks=confirm,
-        looks=[],
-        eliminate=False,
-        confirm=0,
-    )
     folder = folder.with_name(f"{folder.name}{PROCESSES_SUFFIX}")
-    design = as_begun(separate, Isolation.process, folder, blocks_given=False)
-    design = with_reachable_looks(design, composed.tested_arms, folder, blocks_given=False)
-    name = cell.name + PROCESSES_SUFFIX
-    arms = tuple(with_units(cell.dir, arm) for arm in cell.arms)
-    return [
+    design = composed.experiment.design
+    design = replace(
+        design, isolation=Isolation.process, blocks=confirm, looks=[], eliminate=False, confirm=0
+    )
+    design = as_begun(design, Isolation.process, folder, blocks_given=False)
+    confirming = replace(
         cell,
-        replace(
-            cell,
-            dir=folder,
-            name=name,
-            design=design,
-            arms=arms,
-            blocks_from_time=False,
-            units_from_time=False,
-        ),
-    ]
+        dir=folder,
+        name=cell.name + PROCESSES_SUFFIX,
+        design=with_reachable_looks(design, cell.tested_arms, folder, blocks_given=False),
+        arms=tuple(with_units(cell.dir, arm) for arm in cell.arms),
+        blocks_from_time=False,
+        units_from_time=False,
+    )
+    return [cell, confirming]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
@@ -464,8 +422,8 @@ def _default_question(ablation: Ablation) -> str:
 
 def _dropped_arms(overrides: Sequence[str]) -> list[str]:
     """Return the arms that overrides such as ``~ablation.arms.NAME`` remove."""
-    keys = (o[1:].split("=", 1)[0] for o in overrides if o.startswith("~"))
-    return [key.removeprefix("ablation.arms.") for key in keys]
+    removed = (override_key(o) for o in overrides if o.startswith("~"))
+    return [key.removeprefix("ablation.arms.") for key in removed]
 
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
@@ -475,14 +433,10 @@ def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
-    """Check that an arm differs from the earlier ones in some option.
-
-    Arms with environments of their own may have equal options.
-    """
+    """Check that an arm without an environment differs from earlier such ones in some option."""
     for other in earlier:
-        same = arm.config == other.config and not arm.environment and not other.environment
         require(
-            not same,
+            arm.config != other.config or bool(arm.environment or other.environment),
             f"arm {arm.name}: every option has the same value as in arm {other.name}; change one, "
             f"or drop the arm with ~ablation.arms.{arm.name} (the control already repeats the "
             "baseline)",
@@ -490,10 +444,7 @@ def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:
-    """Check everything about an arm that can be checked without a worker process.
-
-    An arm may override only options of ``engine``, ``model`` and ``workload``.
-    """
+    """Check everything about an arm that can be checked without a worker process."""
     for key in overrides:
         require(
             key_parts(key.lstrip("+~").split("@")[0])[0] in ("engine", "model", "workload"),
@@ -515,9 +466,11 @@ def obstacles(arm: Experiment) -> Iterator[ConfigError]:
     from labkit.engine import memory_budget, parallel
     from labkit.workload import device_availability
 
-    first, memory = (device_availability.check, check_workload_class), memory_budget.plan_for_arm
-    checks: tuple[Callable[[Experiment], object], ...] = (*first, workload.check, memory)
-    for check in (*checks, parallel.check):
+    checks: tuple[Callable[[Experiment], object], ...] = (
+        device_availability.check, check_workload_class, workload.check,
+        memory_budget.plan_for_arm, parallel.check,
+    )  # fmt: skip
+    for check in checks:
         try:
             check(arm)
         except ConfigError as error:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from labkit.config.option_index import override_key
+
 KEYS_NOT_RECORDED = ("out", "plan", "redo", "design.blocks")
 CHANGEABLE_KEYS = ("design.across_hosts", "design.timeout_s")  # in a study that is continued
 MAX_LENGTH = 120  # bytes
@@ -35,21 +37,21 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     recorded, fixed = (sorted(f(overrides)) for f in (recorded_overrides, fixed_overrides))
     names = _names(recorded)
     for name in dict.fromkeys([*names, *_names(fixed)]):
-        if any((folder / name).is_dir() for folder in _study_folders(overrides)):
+        if any((folder / name).is_dir() for folder in study_folders(overrides)):
             return name
     return names[-1]
 
 
 def _names(named: Sequence[str]) -> list[str]:
     """Return the names that versions of labkit give a cell with these overrides, today's last."""
-    arms = sorted(_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
+    arms = sorted(override_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
     written_out = _cut(",".join(named), named)
     former = [re.sub(r"[^\x00-\x7f]", "_", written_out), written_out]
     if plain == named:
         return former
     words = "".join(f"+{arm}" for arm in arms)
-    ablation = next((i for i, o in enumerate(plain) if _key(o) == "ablation"), None)
+    ablation = next((i for i, o in enumerate(plain) if override_key(o) == "ablation"), None)
     if ablation is not None:
         plain[ablation] += words
     elif words:
@@ -63,11 +65,11 @@ def _as_begun(overrides: list[str]) -> list[str]:
 
     The cell's arms must run this model: without the override it may have been another one.
     """
-    models = [o.partition("=")[2] for o in overrides if _key(o) == "model"]
-    if len(models) != 1 or not any(_key(o) == "experiment" for o in overrides):
+    models = [o.partition("=")[2] for o in overrides if override_key(o) == "model"]
+    if len(models) != 1 or "experiment" not in map(override_key, overrides):
         return overrides
-    others = [o for o in overrides if _key(o) != "model"]
-    cells = [folder / cell_name(others) for folder in _study_folders(overrides)]
+    others = [o for o in overrides if override_key(o) != "model"]
+    cells = [folder / cell_name(others) for folder in study_folders(overrides)]
     return others if any(models == _arm_models(cell) for cell in cells) else overrides
 
 
@@ -79,36 +81,33 @@ def _arm_models(cell: Path) -> list[str]:
         return []  # whoever reads the cell's arms names the mistake
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").split("=", 1)[0]
-
-
 def recorded_overrides(task_overrides: Iterable[str]) -> list[str]:
     """Return the overrides of a cell. A sweep of arms is returned as it was typed."""
     overrides = (one for override in task_overrides for one in _swept_apart(override))
-    return [override for override in overrides if _key(override) not in KEYS_NOT_RECORDED]
+    return [override for override in overrides if override_key(override) not in KEYS_NOT_RECORDED]
 
 
 def fixed_overrides(task_overrides: Iterable[str]) -> list[str]:
     """Return the overrides of a cell that cannot change while its study is continued."""
     recorded = recorded_overrides(task_overrides)
-    return [override for override in recorded if _key(override) not in CHANGEABLE_KEYS]
+    return [override for override in recorded if override_key(override) not in CHANGEABLE_KEYS]
 
 
 def _swept_apart(override: str) -> list[str]:
     """Split a sweep of arms into one ``option=values`` per option; keep any other override."""
-    if _key(override) != SWEEP:
+    if override_key(override) != SWEEP:
         return [override]
     return [f"{key}={values}" for key, values in SWEPT_VALUES.findall(override)] or [override]
 
 
 def _defines(override: str, prefix: str) -> bool:
     """Return whether an override sets a key below ``prefix``, rather than deleting it."""
-    return _key(override).startswith(prefix) and not override.startswith("~")
+    return override_key(override).startswith(prefix) and not override.startswith("~")
 
 
-def _study_folders(overrides: Sequence[str]) -> list[Path]:
-    return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if _key(o) == "out"]
+def study_folders(overrides: Sequence[str]) -> list[Path]:
+    """Return the folders that overrides name with ``out=``."""
+    return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if override_key(o) == "out"]
 
 
 def _cut(name: str, overrides: Sequence[str]) -> str:

@@ -26,21 +26,10 @@ def check_names(
     arms: Mapping[str, Engine],
     dropped: Sequence[str] = (),
 ) -> None:
-    """Refuse claims on an arm or a counter that does not exist.
+    """Raise ``ConfigError`` for claims on an arm or a counter that does not exist.
 
-    Parameters
-    ----------
-    engaged
-        The claimed counters by arm.
-    arms
-        The arms' engines.
-    dropped
-        Arms that the command line removed; claims on them are ignored.
-
-    Raises
-    ------
-    ConfigError
-        An arm or a counter does not exist. The message suggests the closest name.
+    ``engaged``: the claimed counters by arm. ``dropped``: arms that the command line removed;
+    claims on them are ignored. The message suggests the closest name.
     """
     for arm, claimed in engaged.items():
         if arm in dropped:
@@ -63,11 +52,8 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
     """Refuse claims on a storage format of weights that the arm's model will not have.
 
     If the headers of the model's files do not list the formats, only the run checks the claim.
-
-    Raises
-    ------
-    ConfigError
-        A claim cannot hold. The message names the arm, the counter and the model's formats.
+    Raises ``ConfigError`` if a claim cannot hold. The message names the arm, the counter and the
+    model's formats.
     """
     for arm, experiment in arms.items():
         claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS_PREFIX)]
@@ -101,10 +87,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
 def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
     """Refuse claims on counters of engine steps if the workload times single kernel launches.
 
-    Raises
-    ------
-    ConfigError
-        A claim cannot hold. The message names the arm and the counter.
+    Raises ``ConfigError`` if a claim cannot hold. The message names the arm and the counter.
     """
     counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():

@@ -30,12 +30,8 @@ def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> 
     """Return the start of the SHA-256 of each file that an arm reads, by option.
 
     Files that labkit or a package ships are left out: their versions are in the records. Own
-    classes of an arm with a revision are left out, because the revision fixes them.
-
-    Parameters
-    ----------
-    config, environment
-        As in :class:`labkit.records.Arm`.
+    classes of an arm with a revision are left out, because the revision fixes them. ``config`` and
+    ``environment`` are as in :class:`labkit.records.Arm`.
     """
     options = dict(_leaves(with_values(config)))
     named = {key: path for key, path in options.items() if isinstance(path, str)}

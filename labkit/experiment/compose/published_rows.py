@@ -23,10 +23,8 @@ ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 def rows_of_cell(published: Any, experiment: Experiment) -> Any:
     """Return the published numbers without the rows of other cells; None if there are none.
 
-    Raises
-    ------
-    ConfigError
-        A key is unknown, a row has no case or metric, or ``when`` names an unknown option.
+    Raises ``ConfigError`` if a key is unknown, a row has no case or metric, or ``when`` names an
+    unknown option.
     """
     if published is None:
         return None
@@ -44,7 +42,11 @@ def rows_of_cell(published: Any, experiment: Experiment) -> Any:
             _check_list(f"{place}.{key}", table.get(key) or [])
         for line in table["rows"]:
             _check_list(f"{place}.rows", line)
-    rows = [row for row in published.get("rows") or () if _belongs(row, experiment)]
+    rows = [
+        row
+        for row in published.get("rows") or ()
+        if all(_value(experiment, key) == value for key, value in (row.get("when") or {}).items())
+    ]
     return {**published, "rows": [{k: v for k, v in row.items() if k != "when"} for row in rows]}
 
 
@@ -75,11 +77,6 @@ def _check_keys(place: str, data: Any, keys: Sequence[str]) -> None:
             hint = did_you_mean(str(key), keys)
             known = ", ".join(keys)
             raise ConfigError(f"{place}.{key}: no such key{hint}; the keys are: {known}")
-
-
-def _belongs(row: Mapping[str, Any], experiment: Experiment) -> bool:
-    when = row.get("when") or {}
-    return all(_value(experiment, key) == value for key, value in when.items())
 
 
 def _value(experiment: Experiment, key: str) -> Any:

@@ -29,19 +29,9 @@ def with_reachable_looks(design: Design, arms: int, folder: Path, blocks_given: 
     arm as well, stays one. A cell that an earlier version began with looks out of reach continues
     unchanged.
 
-    Parameters
-    ----------
-    arms
-        The number of arms that are tested together; 1 for a sweep.
-    folder
-        The cell's folder, which need not exist.
-    blocks_given
-        Whether the command sets ``design.blocks``, so that it is refused instead of changed.
-
-    Raises
-    ------
-    ConfigError
-        The command sets too few blocks for the arms.
+    ``arms``: how many are tested together; 1 for a sweep. ``folder``: the cell's, which need not
+    exist. ``blocks_given``: whether the command sets ``design.blocks``, so that too few raise
+    ``ConfigError`` instead of being changed.
     """
     if not _reaches(design.blocks, design.alpha, design, 1):
         return design

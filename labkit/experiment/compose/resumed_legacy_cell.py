@@ -25,30 +25,20 @@ RUNS_PER_BLOCK = 2  # the default of earlier versions
 def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) -> Design:
     """Return the design that continues the cell in ``folder``, with a resolved isolation.
 
-    If there is no such cell, or this version began it, ``design`` is continued unchanged.
-    But a cell that had ``design.across_hosts`` once keeps it.
-
-    Parameters
-    ----------
-    design
-        The design that the command composes.
-    auto
-        The isolation that ``design.isolation=auto`` stands for.
-    folder
-        The cell's folder.
-    blocks_given
-        Whether the command sets ``design.blocks``. If so, the cell ends after that many blocks of
-        the size with which it began. If not, it ends after the number of blocks that was
-        declared when it began.
+    If there is no such cell, or this version began it, ``design`` is continued unchanged. But a
+    cell that had ``design.across_hosts`` once keeps it. ``auto``: what ``design.isolation=auto``
+    stands for. ``blocks_given``: whether the command sets ``design.blocks``. If so, the cell ends
+    after that many blocks of the size with which it began; else after the number of blocks that was
+    declared when it began.
     """
     begun: dict[str, Any] = {}
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it
         begun = dict(read_cell(folder)["design"])
+    looks = [PlannedLook(**look) for look in begun.get("looks") or ()]
+    blocks = looks[-1].blocks if looks else int(begun.get("blocks", 0))
     if begun.get("across_hosts"):  # its runs may be from several hosts
         design = replace(design, across_hosts=True)
     if design.blocks == 0 and begun and not (folder / ALLOCATION).exists():
-        looks = [PlannedLook(**look) for look in begun.get("looks", ())]
-        blocks = looks[-1].blocks if looks else int(begun["blocks"])
         runs = int(begun.get("runs_per_block", design.runs_per_block))
         design = replace(design, blocks=blocks, runs_per_block=runs, looks=looks)
     if design.isolation is Isolation.auto:
@@ -58,8 +48,6 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
         return design
     if begun.get("runs_per_block") != RUNS_PER_BLOCK:
         return design
-    looks = [PlannedLook(**look) for look in begun.get("looks", ())]
-    blocks = looks[-1].blocks if looks else int(begun["blocks"])
     if blocks_given:
         blocks, looks = design.blocks, [look for look in looks[:-1] if look.blocks < design.blocks]
     return replace(design, blocks=blocks, runs_per_block=RUNS_PER_BLOCK, looks=looks)

@@ -12,14 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
 from labkit.config.arm_sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
-from labkit.config.unit_text import in_units_of_option
-from labkit.experiment.compose.cell_name import cell_name
-from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep
+from labkit.config.option_index import in_units_of_option
+from labkit.experiment.compose.cell_name import cell_name, study_folders
+from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, parse_override
 
 SWEPT_KEY = re.compile(rf"(?:{'|'.join(SWEPT_GROUPS)})(?:[./]\w+)*")
 SWEEP_ABLATION = "sweep"  # conf/ablation/sweep.yaml
@@ -40,10 +39,12 @@ def sweep_as_arms(
     given = list(overrides)
     swept, others = _split(given)
     keys = {override.split("=", 1)[0] for override in given}
-    if not swept or any(_is_swept(override) for override in others if _asks(override)):
+    questions = [o for o in others if o.split("=", 1)[0] in QUESTION_KEYS]
+    if not swept or any(len(expand_sweep([question])) > 1 for question in questions):
         return given
     cells = expand_sweep(given)
-    if any((folder / cell_name(cell)).is_dir() for folder in _folders(given) for cell in cells):
+    folders = study_folders(given)
+    if any((folder / cell_name(cell)).is_dir() for folder in folders for cell in cells):
         return given
     if keys.isdisjoint(("ablation", "experiment")) or "ablation=none" in given:
         others = [o for o in others if o != "ablation=none"]
@@ -72,12 +73,10 @@ def _ablation_of(
 
 def _split(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Split overrides into the values of swept options by key, and all other overrides."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     swept: dict[str, list[str]] = {}
     others: dict[str, str] = {}  # by key, as the last override of a key replaces the others
     for text in overrides:
-        (override,) = OverridesParser.create().parse_overrides([text])
+        override = parse_override(text)
         key = override.get_key_element()
         swept.pop(key, None)
         others.pop(key, None)
@@ -88,30 +87,12 @@ def _split(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     return swept, list(others.values())
 
 
-def _asks(override: str) -> bool:
-    return override.split("=", 1)[0] in QUESTION_KEYS
-
-
-def _is_swept(override: str) -> bool:
-    return len(expand_sweep([override])) > 1
-
-
-def _folders(overrides: Sequence[str]) -> list[Path]:
-    named = (o.partition("=")[2] for o in overrides if o.startswith("out="))
-    return [Path(name.strip("'\"")) for name in named]
-
-
 def with_swept_arms(experiment: Experiment, choices: Mapping[str, str]) -> Experiment:
     """Return an experiment whose ablation has an arm for every combination of its sweep.
 
     The baseline is the combination of the values that the experiment has without the sweep. If the
     sweep does not contain it, the first combination is the baseline. ``choices``: the files that
-    the experiment chooses, by group.
-
-    Raises
-    ------
-    ConfigError
-        The ablation has several arms.
+    the experiment chooses, by group. Raises ``ConfigError`` if the ablation has several arms.
     """
     ablation = experiment.ablation
     require(

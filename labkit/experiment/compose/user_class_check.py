@@ -34,12 +34,9 @@ CODE = dedent("""
 def check_imports(cells: Iterable[ComposedCell]) -> None:
     """Import, in a child process, users' classes of arms that run in the study's environment.
 
-    Raises
-    ------
-    ConfigError
-        A class cannot be imported, or the child ended or took longer than ``IMPORT_TIMEOUT_S``.
-        The message is one line with the arm, the option and the reason. The reason ends with the
-        last traceback line in the user's code, if there is one.
+    Raises ``ConfigError`` if a class cannot be imported, or the child ended or took longer than
+    ``IMPORT_TIMEOUT_S``. The message is one line with the arm, the option and the reason. The
+    reason ends with the last traceback line in the user's code, if there is one.
     """
     from labkit.experiment.compose.cell_composer import ENVIRONMENT
 
@@ -57,10 +54,8 @@ def check_imports(cells: Iterable[ComposedCell]) -> None:
 def check_workload_class(experiment: Experiment) -> None:
     """Import the class that ``workload.kind`` names in a child process, if it names a class.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be imported, or importing it ended the child. The message is one line.
+    Raises ``ConfigError`` if it cannot be imported, or importing it ended the child. The message is
+    one line.
     """
     path = experiment.workload.kind
     if is_class_path(path):

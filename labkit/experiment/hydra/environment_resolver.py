@@ -7,8 +7,6 @@ expressions are kept for the study's files (:mod:`labkit.config.env_interpolatio
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -37,20 +35,14 @@ def _resolve(name: str, *default: Any) -> Any:
     return f"${{oc.env:{name}}}" if _keeps.get() and name in os.environ else value
 
 
-@contextmanager
-def _kept() -> Iterator[None]:
-    token = _keeps.set(True)
-    try:
-        yield
-    finally:
-        _keeps.reset(token)
-
-
 def keep_expressions(tree: DictConfig, plain: dict[str, Any]) -> None:
     """Put the expressions of texts into ``plain``, the resolved form of ``tree``."""
-    with _kept():
+    token = _keeps.set(True)
+    try:
         for group in GROUPS:
             _keep_below(tree, plain, group)
+    finally:
+        _keeps.reset(token)
 
 
 def _keep_below(node: Any, plain: Any, key: Any) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,12 @@ from labkit.config.env_interpolation import hide_values
 from labkit.config.option import options
 from labkit.experiment.hydra import environment_resolver
 from labkit.experiment.hydra.hydra_error_text import explain_config_error
-from labkit.experiment.hydra.shared_config_parts import SharedParts
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
+
+REFERENCE = re.compile(r"\$\{(?!now:)")  # to another value, or to the environment
 
 
 class Composer:
@@ -31,19 +34,16 @@ class Composer:
 
     def __init__(self) -> None:
         environment_resolver.register()  # here, because a job's process composes without the app
-        self._trees: dict[
-            tuple[str, ...], bytes
-        ] = {}  # pickled trees: loading one is six times as fast as copying one
+        # Pickled: loading a tree is six times as fast as copying one.
+        self._trees: dict[tuple[str, ...], bytes] = {}
         self._shared: dict[tuple[str, ...], SharedParts | None] = {}
         self._parsed: dict[str, Override] = {}
 
     def compose(self, overrides: Sequence[str], where: str = "") -> Experiment:
         """Return the checked config of a list of overrides.
 
-        Raises
-        ------
-        ConfigError
-            The config is invalid. The message is one line that begins with ``where``.
+        Raises ``ConfigError`` if the config is invalid. The message is one line that begins with
+        ``where``.
         """
         from omegaconf import OmegaConf
 
@@ -125,11 +125,93 @@ class Composer:
         return files, [parsed[i] for i in values]
 
     def _parse(self, override: str) -> Override:
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
         if override not in self._parsed:
-            (self._parsed[override],) = OverridesParser.create().parse_overrides([override])
+            self._parsed[override] = parse_override(override)
         return self._parsed[override]
+
+
+@dataclass
+class SharedParts:
+    """What configs of the same files share, so that a value costs what it changes.
+
+    A study of a thousand cells composes thousands of configs of the same files, which differ in a
+    few single values. Their JSON forms share all dictionaries on which no such value lies, and the
+    groups built from these (:func:`labkit.config.from_plain`).
+    """
+
+    tree: DictConfig  # without single values; a value's type is checked in it
+    plain: dict[str, Any]  # its JSON form
+    known: dict[int, Any]  # the groups built from parts of ``plain``, by the identity of their form
+    _leaves: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tree: DictConfig) -> SharedParts | None:
+        """Return the shared parts of a config; None if values depend on others or are missing."""
+        from omegaconf import OmegaConf
+
+        text = str(OmegaConf.to_container(tree, resolve=False))
+        if REFERENCE.search(text) or "'???'" in text:
+            return None
+        plain: Any = OmegaConf.to_container(tree, resolve=True, enum_to_str=True)
+        return cls(tree, plain, dict.fromkeys(map(id, _dicts(plain))))
+
+    def with_values(self, values: Sequence[Override]) -> dict[str, Any] | None:
+        """Return the JSON form with single values; None if only OmegaConf can tell what it is."""
+        whole, own = dict(self.plain), set[tuple[str, ...]]()
+        for value in values:
+            path = tuple(value.key_or_group.split("."))
+            if not self._is_leaf(value, path):
+                return None
+            part = whole
+            for depth, name in enumerate(path[:-1], 1):
+                if path[:depth] not in own:
+                    own.add(path[:depth])
+                    part[name] = dict(part[name])
+                part = part[name]
+            part[path[-1]] = self._leaves[str(value.input_line)]
+        return whole
+
+    def _is_leaf(self, value: Override, path: Sequence[str]) -> bool:
+        """Return whether a value replaces a single one of the config; note what it becomes."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        line = str(value.input_line)
+        if line in self._leaves:
+            return True
+        found: Any = self.plain
+        for name in path:
+            if not isinstance(found, dict) or name not in found:
+                return False
+            found = found[name]
+        given = value.value()
+        if isinstance(found, dict | list) or isinstance(given, dict | list) or "${" in line:
+            return False
+        try:
+            node: Any = OmegaConf.select(self.tree, ".".join(path[:-1])) if path[1:] else self.tree
+            before = node._get_node(path[-1])._value()
+            OmegaConf.update(self.tree, value.key_or_group, given, merge=True)
+            after = node._get_node(path[-1])._value()
+            OmegaConf.update(self.tree, value.key_or_group, before, merge=True)
+        except OmegaConfBaseException:
+            return False
+        self._leaves[line] = after.name if isinstance(after, Enum) else after
+        return True
+
+
+def _dicts(plain: Any) -> Iterator[dict[str, Any]]:
+    for item in plain.values() if isinstance(plain, dict) else plain:
+        if isinstance(item, dict | list):
+            yield from _dicts(item)
+    if isinstance(plain, dict):
+        yield plain
+
+
+def parse_override(text: str) -> Override:
+    """Return an override as Hydra's grammar reads it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_overrides([text])[0]
 
 
 def _changes_keys(override: Override) -> bool:
@@ -159,12 +241,9 @@ def expand_sweep(
     >>> expand_sweep(["workload=chat,agent", "seed=1"])
     [['workload=chat', 'seed=1'], ['workload=agent', 'seed=1']]
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create()
     values: dict[str, list[str]] = {}  # overrides by key
     swept = [f"{key}={value}" for key, value in (params or {}).items()]
-    for override in parser.parse_overrides([*swept, *overrides]):
+    for override in map(parse_override, [*swept, *overrides]):
         key = override.get_key_element()
         if override.is_sweep_override():
             require(
@@ -196,10 +275,7 @@ def config_folders(overrides: Sequence[str]) -> tuple[str, ...]:
     >>> config_folders(["hydra.searchpath=['file:///a/b','file:///c d']", "seed=1"])
     ('/a/b', '/c d')
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    given = [o for o in overrides if o.startswith("hydra.searchpath=")]
-    parsed = OverridesParser.create().parse_overrides(given)
+    parsed = (parse_override(o) for o in overrides if o.startswith("hydra.searchpath="))
     urls = [url for one in parsed for url in one.value() or ()]  # type: ignore[union-attr]
     folders = [Path(url.removeprefix("file://")) for url in urls]
     here = Path.cwd()
@@ -229,14 +305,11 @@ def fixed_overrides(overrides: Sequence[str]) -> list[str]:
 
 def _values(override: str) -> list[str]:
     """Return one override per listed value; an empty list for a range without listed values."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    (parsed,) = OverridesParser.create().parse_overrides([override])
+    parsed = parse_override(override)
     if not parsed.is_sweep_override():
         return [override]
-    if not parsed.is_discrete_sweep():
-        return []
-    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+    values = parsed.sweep_string_iterator() if parsed.is_discrete_sweep() else ()
+    return [f"{parsed.get_key_element()}={value}" for value in values]
 
 
 def hydra_quote(value: Any) -> str:

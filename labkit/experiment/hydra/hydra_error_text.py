@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from labkit.config import ConfigError, Experiment, option_index
 from labkit.config.engine.openai_server import PRESETS
-from labkit.config.option_index import did_you_mean
+from labkit.config.option_index import did_you_mean, override_key
 from labkit.experiment.hydra.job_launchers import not_installed
 
 HELP = "python -m labkit --help lists them"
@@ -27,14 +28,8 @@ def explain_config_error(
 ) -> str:
     """Return one line that names the wrong file or override, the key and the allowed values.
 
-    Parameters
-    ----------
-    error
-        An exception of Hydra, OmegaConf or the schema.
-    overrides
-        The overrides in effect; the message names the wrong one.
-    root
-        The schema's class.
+    ``error``: of Hydra, OmegaConf or the schema. ``overrides``: those in effect; the message names
+    the wrong one. ``root``: the schema's class.
     """
     for item in _causes(error):
         if isinstance(item, ConfigError):
@@ -55,6 +50,17 @@ def explain_config_error(
         if line:
             return line
     return _flat(str(error).split("\n")[0] or type(error).__name__)
+
+
+@contextmanager
+def config_errors_in_one_line(overrides: Sequence[str], root: Any = Experiment) -> Iterator[None]:
+    """Raise any other exception of the ``with`` block as the ``ConfigError`` that explains it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(explain_config_error(error, overrides, root)) from None
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -99,15 +105,11 @@ def _interpolation(text: str, overrides: Sequence[str]) -> str | None:
     from labkit.experiment.hydra.yaml_validation import locate
 
     key = full.group(1)
-    given = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), None)
-    where = (
-        f"{given}: "
-        if given
-        else "".join(
-            f"{w}: " for w in [locate(key, config_folders(overrides), overrides), key] if w
-        )
-    )
-    return _flat(f"{where}{match.group(1)}")
+    given = next((o for o in overrides if override_key(o) == key), None)
+    places = [given]
+    if given is None:
+        places = [locate(key, config_folders(overrides), overrides), key]
+    return _flat("".join(f"{place}: " for place in places if place) + match.group(1))
 
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
@@ -126,8 +128,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
         )
         return f"{group_only.group(1)}: no such option or group; " + HELP if group_only else None
     group, option = match.groups()
-    elsewhere = _misplaced_choice(overrides)
-    if elsewhere is not None:
+    if (elsewhere := _misplaced_choice(overrides)) is not None:
         return elsewhere
     listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
     options = listed.group(1).split() if listed else []
@@ -165,7 +166,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     key = match.group(1)
     full = re.search(r"full_key: (\S+)", text)
     path = full.group(1) if full else key
-    override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
+    override = next((o for o in overrides if override_key(o).endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"{file.group(1)}.yaml: {path}" if file else path)
     names = option_index.child_names(path.split(".")[:-1], root)
@@ -197,8 +198,7 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
         value = match.group(1)
         return f"{_key(text, value, overrides)}={value}: must be a list: [{value}]"
     match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
-    if not match:
-        match = re.search(r"Value '(.*)' is not a valid (bool)", text)
+    match = match or re.search(r"Value '(.*)' is not a valid (bool)", text)
     if not match:
         return None
     value, kind = match.groups()
@@ -225,11 +225,7 @@ def _key(text: str, value: str, overrides: Sequence[str]) -> str:
     full = re.search(r"full_key: (\S+)", text)
     if full:
         path = full.group(1)
-        for override in overrides:
-            name = override.lstrip("+~").split("=")[0]
-            if name.endswith(path):
-                return name
-        return path
+        return next((key for key in map(override_key, overrides) if key.endswith(path)), path)
     merging = re.search(r"Error merging override (\S+?)=", text)
     return merging.group(1) if merging else "the config"
 
@@ -244,11 +240,8 @@ def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
     if not match or "ListConfig" not in text:
         return None
     file = match.group(1)
-    what = (
-        f"ablation.arms: {hint}"
-        if file.startswith("ablation/")
-        else "a list was found where a map is required"
-    )
+    is_ablation = file.startswith("ablation/")
+    what = f"ablation.arms: {hint}" if is_ablation else "a list was found where a map is required"
     return f"{file}.yaml: {what}"
 
 
@@ -290,8 +283,6 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
         return f"{group}: a group cannot be null; choose one of its files; " + HELP
     match = re.search(r"(no viable alternative|mismatched input|extraneous input).*", text)
-    return (
-        _flat(f"not an override: {match.group(0)}; put special characters in quotes")
-        if match
-        else None
-    )
+    if match:
+        return _flat(f"not an override: {match.group(0)}; put special characters in quotes")
+    return None

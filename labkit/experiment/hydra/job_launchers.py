@@ -45,27 +45,21 @@ class FinishedJobs:
         return []
 
     def wait(self) -> None:
-        """Return immediately, because every job has ended."""
+        pass
 
     def failures(self) -> list[str]:
-        """Return an empty list: the launcher does not report the state of its jobs."""
-        return []
+        return []  # the launcher does not report the state of its jobs
 
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """A launcher: its name in ``hydra/launcher=NAME`` and the class behind it.
+    """A launcher of Hydra's, and the sweeper that makes its cells."""
 
-    ``target``: the path of the class. ``sweeper``: the name of the sweeper that makes the cells.
-    ``is_search``: whether the sweeper chooses each cell by the results of earlier cells.
-    ``trials``: the number of these cells, if the sweeper has an option for it.
-    """
-
-    name: str
-    target: str
+    name: str  # in ``hydra/launcher=NAME``
+    target: str  # the path of its class
     sweeper: str = "basic"
-    is_search: bool = False
-    trials: int | None = None
+    is_search: bool = False  # whether the sweeper chooses each cell by the results of earlier ones
+    trials: int | None = None  # the number of these cells, if the sweeper has an option for it
 
     @staticmethod
     def of(hydra: Any) -> JobLauncher:
@@ -85,13 +79,7 @@ class JobLauncher:
         return self.target.endswith(".BasicLauncher")
 
     def check(self, multirun: bool) -> None:
-        """Refuse a launcher that cannot work.
-
-        Raises
-        ------
-        ConfigError
-            The launcher's plugin is not installed, ``-m`` is missing, or this host has no Slurm.
-        """
+        """Raise ``ConfigError`` if its plugin or Slurm is not installed, or ``-m`` is missing."""
         require(
             multirun or not self.is_search,
             f"hydra/sweeper={self.sweeper} runs many trials; add -m at the end of the command",

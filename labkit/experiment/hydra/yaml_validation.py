@@ -26,6 +26,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar_parser import parse
 
 from labkit.config import ConfigError, Environment, Experiment, ListedRequest, Message, require
+from labkit.config.option_index import field_kinds
 from labkit.machine.file_digest import FileState, file_state
 
 MAX_EXPANDED = 1_000_000  # values of a file with aliases
@@ -78,12 +79,9 @@ def _load(provider: str, folder: str, name: str, state: FileState | None) -> byt
 def check_file(path: Path, group: str) -> None:
     """Check a file of a config group.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be read, holds no options, or has an alias that contains itself or expands to too
-        much, a key twice, or a text that YAML or OmegaConf would alter. The message is one line
-        with the file and, where there is one, the line.
+    Raises ``ConfigError`` if it cannot be read, holds no options, or has an alias that contains
+    itself or expands to too much, a key twice, or a text that YAML or OmegaConf would alter. The
+    message is one line with the file and, where there is one, the line.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -166,20 +164,8 @@ def kind_of(key: str) -> Any:
     """Return the type of an option or group, or None if there is none."""
     kind: Any = Environment if key == "environment" else Experiment
     for name in key.split(".") if key and kind is Experiment else ():
-        kind = _fields(kind).get(name)
+        kind = field_kinds(kind).get(name)
     return kind
-
-
-@functools.cache
-def _fields(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, without None."""
-    if not dataclasses.is_dataclass(kind):
-        return {}
-    hints = typing.get_type_hints(kind)
-    return {
-        name: next((k for k in typing.get_args(hint) if type(None) in typing.get_args(hint)), hint)
-        for name, hint in hints.items()
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +249,7 @@ class _Check:
         if key == "ablation.sweep":
             swept = kind_of(name)
             return list[str] if swept is str else None
-        return _fields(kind).get(name)
+        return field_kinds(kind).get(name)
 
     def _text(self, node: yaml.ScalarNode, key: str, owner: Any) -> None:
         if node.tag not in (STRING, NULL):

@@ -15,8 +15,7 @@ from pathlib import Path
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.machine.facts import linux
 from labkit.machine.processes import process_memory_limit
-from labkit.machine.processes.process_tree import ProcessTree
-from labkit.machine.processes.signal_names import signal_name
+from labkit.machine.processes.process_tree import ProcessTree, signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
@@ -29,16 +28,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """The end of a process. ``code`` is its exit status, or minus the signal's number.
+    """The end of a process."""
 
-    ``wall_s``: the seconds that it took, without ``suspended_s``: those in which this process was
-    suspended (ctrl-Z) and could not see whether the child had ended.
-    """
-
-    code: int
+    code: int  # its exit status, or minus the signal's number
     timed_out: bool
     oom_kills: int
-    wall_s: float
+    wall_s: float  # without ``suspended_s``
+    # When this process was suspended (ctrl-Z) and could not see whether the child had ended.
     suspended_s: float = 0.0
 
     @property
@@ -71,18 +67,8 @@ class ChildProcess:
 
     ``--parent PID --lifeline FD --spawned NS`` is appended to the command: the id of this process,
     a pipe that closes when this process ends, and the monotonic clock (ns) at the child's start.
-
-    Parameters
-    ----------
-    signals
-        End every wait, and count the seconds in which this process was suspended.
-    pass_fds
-        Further file descriptors that the child inherits.
-
-    Raises
-    ------
-    OSError
-        The log can't be written or the command can't be started.
+    ``signals`` end every wait, and count the seconds in which this process was suspended. Raises
+    ``OSError`` if the log can't be written or the command can't be started.
     """
 
     def __init__(
@@ -140,18 +126,8 @@ class ChildProcess:
 
         ``deadline``: on the clock ``now``. ``fds``: ready when they are readable. ``writing``:
         ready when they are writable. ``ticker`` is called meanwhile; with descriptors, only after
-        the first second.
-
-        Returns
-        -------
-        bool
-            Whether the deadline has passed. If so, the child has received SIGABRT and has had
-            time to print its traceback.
-
-        Raises
-        ------
-        Interrupted
-            A signal was received.
+        the first second. Returns whether the deadline has passed. If so, the child has received
+        SIGABRT and has had time to print its traceback. Raises ``Interrupted`` after a signal.
         """
         # A child that will answer is timed: a tick would delay its stop, so the caller ticks then.
         quiet = time.monotonic() + TICK_S if fds or writing else 0.0
@@ -212,23 +188,11 @@ def run(
     on_tick: Callable[[int], None] = lambda pid: None,
     pass_fds: Sequence[int] = (),
 ) -> ProcessExit:
-    """Run ``command`` to its end, as a :class:`ChildProcess`.
+    """Run ``command`` to its end, as a :class:`ChildProcess`, which is killed after ``timeout_s``.
 
-    Parameters
-    ----------
-    timeout_s
-        Seconds (monotonic clock) after which the child and its descendants are killed.
-    on_tick
-        Called about once a second with the process id.
-    pass_fds
-        Further file descriptors that the child inherits.
-
-    Raises
-    ------
-    Interrupted
-        A signal was received; the child and its descendants have been killed.
-    OSError
-        The log can't be written or the command can't be started.
+    ``on_tick`` is called about once a second with the process id. Raises ``Interrupted`` after a
+    signal, when the child and its descendants have been killed, and ``OSError`` if the log can't be
+    written or the command can't be started.
     """
     with InterruptSignals() as signals:
         child = ChildProcess(command, signals, environment=environment, log=log, pass_fds=pass_fds)

@@ -34,18 +34,10 @@ class RevisionError(ConfigError):
 
 @dataclass(frozen=True)
 class ExportedRevision:
-    """A commit of a checkout. Its folder in the cache exists after :meth:`export`.
+    """A commit of a checkout. Its folder in the cache exists after :meth:`export`."""
 
-    Parameters
-    ----------
-    commit
-        The commit's full hash.
-    repository
-        The absolute path of the checkout; None: labkit's own, of which ``LABKIT_FOLDERS`` are
-        exported.
-    """
-
-    commit: str
+    commit: str  # the full hash
+    # The absolute path of the checkout; None: labkit's own, of which LABKIT_FOLDERS are exported.
     repository: str | None
 
     @property
@@ -92,18 +84,10 @@ class ExportedRevision:
     def check_imports(self, named: Mapping[str, str | None], loaded: Iterable[str]) -> None:
         """Check that an arm imports the repository's modules from this commit.
 
-        Parameters
-        ----------
-        named
-            The modules and scripts that the arm's options name, each with its file; None: there is
-            no such module.
-        loaded
-            The files of all modules that importing the named ones has loaded.
-
-        Raises
-        ------
-        RevisionError
-            A named module does not exist, or a module of the repository comes from another file.
+        ``named``: the modules and scripts that the arm's options name, each with its file; None:
+        there is no such module. ``loaded``: the files of all modules that importing the named ones
+        has loaded. Raises ``RevisionError`` if a named module does not exist, or a module of the
+        repository comes from another file.
         """
         for module, found in named.items():
             if found is None and (self.repository is not None or module.startswith("labkit.")):

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch.child_process import ProcessExit
-from labkit.experiment.launch.crash_reason import crash_reason, last_lines
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.worker.run_failures import OUT_OF_MEMORY_MESSAGES, RunFailure
 from labkit.machine.facts import fingerprint
@@ -26,6 +25,11 @@ from labkit.records import Record, RecordError, read_record
 
 FAILED_RUNS = 3  # of an arm, all with the same outcome, after which it is not run any more
 MODULE = re.compile(r"^(\w+\.)+(?=\w+: )")  # of an exception's class, in a traceback's last line
+EMPTY_LOG = "its log is empty"
+MAX_CRASH_LINES = 500
+FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
+PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+NOT_OWN = (PACKAGE, f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen ")
 
 
 class ArmFailure(NamedTuple):
@@ -98,18 +102,17 @@ def preparation_failure(ending: ProcessExit, log: Path) -> RunFailure | None:
     """
     if ending.code == 0:
         return None
-    status = ending.signal_name or f"exit {ending.code}"
     lines = last_lines(log)
     by_itself = ending.code > 0 and not ending.timed_out
     written = RunFailure.from_line(lines[-1]) if lines and by_itself else None
     if written is not None:
         return written
+    status = ending.signal_name or f"exit {ending.code}"
     reason = MODULE.sub("", crash_reason(log)) if lines else status
-    memory = ("MemoryError", *OUT_OF_MEMORY_MESSAGES)
-    out_of_memory = ending.killed_for_memory or any(message in reason for message in memory)
     if ending.timed_out:
         return RunFailure("timeout", reason)
-    if out_of_memory:
+    memory = ("MemoryError", *OUT_OF_MEMORY_MESSAGES)
+    if ending.killed_for_memory or any(message in reason for message in memory):
         return RunFailure("oom", reason)
     # EX_DATAERR: this config is not valid for the worker's labkit, which may be an arm's own.
     return RunFailure("refused" if ending.code == os.EX_DATAERR else "crashed", reason)
@@ -124,8 +127,8 @@ def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, ArmFai
     failures = {}
     for arm in cell.arms:
         own = [r for r in records if r.arm == arm.name and "failed_by" not in r.notes]
-        outcomes = {record.outcome for record in own}
-        if len(own) < FAILED_RUNS or len(outcomes) > 1 or own[0].ok or arm.out_of_memory:
+        alike = len({record.outcome for record in own}) == 1
+        if len(own) < FAILED_RUNS or not alike or own[0].ok or arm.out_of_memory:
             continue
         reason = f"not run, as the first {FAILED_RUNS} runs failed ({own[0].run}: {own[0].detail})"
         failures[arm.name] = ArmFailure(own[0].outcome, reason, own[0].notes.get("log"))
@@ -171,3 +174,38 @@ def _failed_record(
         environment=fingerprint.take(),
         notes=notes,
     )
+
+
+def crash_reason(log: Path) -> str:
+    """Return the line of a dead process's log that says most about its death.
+
+    It is the last line or, after a fatal signal, the innermost Python frame outside labkit and the
+    installed packages of the thread that died; of the main thread, which is the last, if a thread
+    without Python frames died. For a log without lines it says so.
+    """
+    lines = last_lines(log, MAX_CRASH_LINES)
+    dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
+    if not dumps:
+        return lines[-1] if lines else EMPTY_LOG
+    dump = lines[dumps[-1] :]
+    threads = [i for i, line in enumerate(dump) if line.endswith("(most recent call first):")]
+    died = [i for i in threads if dump[i].startswith("Current thread ")] or threads[-1:] or [0]
+    end = next((i for i in threads if i > died[0]), len(dump))
+    frames = [match for line in dump[died[0] : end] if (match := FRAME.fullmatch(line))]
+    own = [frame for frame in frames if not any(part in frame["file"] for part in NOT_OWN)]
+    error = lines[dumps[-1]].removeprefix("Fatal Python error: ")
+    if not frames:
+        return error
+    frame = (own or frames)[0]
+    return f"{error} ({frame['file']}:{frame['line']}, in {frame['function']})"
+
+
+def last_lines(log: Path, count: int = 10) -> list[str]:
+    """Return the last lines of a log that are not blank."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from labkit.experiment import Interrupted
@@ -23,13 +23,8 @@ class InterruptSignals:
     """Context manager in which a signal sets a flag and makes the descriptors ``fds`` readable.
 
     Python installs signal handlers only in the main thread. In another thread the context does
-    nothing. ``suspended_s``: the seconds in which this process was suspended, as far as they are
-    known.
-
-    Parameters
-    ----------
-    defer_suspension
-        Whether SIGTSTP waits until ``suspend_if_due`` is called.
+    nothing. ``defer_suspension``: whether SIGTSTP waits until ``suspend_if_due`` is called.
+    ``suspended_s``: the seconds in which this process was suspended, as far as they are known.
     """
 
     def __init__(self, *, defer_suspension: bool = False) -> None:
@@ -52,12 +47,7 @@ class InterruptSignals:
                 self._previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._defer)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the previous handlers, and suspend this process if that is still due."""
         self.suspend_if_due()
         for number, handler in self._previous.items():

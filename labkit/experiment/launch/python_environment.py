@@ -96,52 +96,28 @@ class _Arm:
 
 @dataclass(frozen=True)
 class Imports:
-    """The results of importing labkit in an environment.
+    """The results of importing labkit in an environment."""
 
-    Parameters
-    ----------
-    protocol
-        The version of the turn protocol in the imported labkit; None if it has no turn protocol.
-    defaults
-        The default value of each option of the imported labkit.
-    missing
-        Those modules of the user's own that do not exist in the environment.
-    """
-
-    protocol: int | None
-    defaults: Mapping[str, Any]
-    missing: tuple[str, ...]
+    protocol: int | None  # the version of its turn protocol; None if it has none
+    defaults: Mapping[str, Any]  # of each option of the imported labkit
+    missing: tuple[str, ...]  # modules of the user's own that do not exist in the environment
 
 
 @dataclass(frozen=True)
 class PythonEnvironment:
-    """An arm's environment.
+    """An arm's environment."""
 
-    Parameters
-    ----------
-    python
-        The absolute path of the interpreter; None: the study's own.
-    requirements
-        Packages as pip spells them.
-    revision
-        The full hash of a commit; None: labkit's own files.
-    repository
-        The absolute path of the checkout of ``revision``; None: labkit's own.
-    """
-
-    python: str | None = None
-    requirements: tuple[str, ...] = ()
-    revision: str | None = None
-    repository: str | None = None
+    python: str | None = None  # the absolute path of the interpreter; None: the study's own
+    requirements: tuple[str, ...] = ()  # packages as pip spells them
+    revision: str | None = None  # the full hash of a commit; None: labkit's own files
+    repository: str | None = None  # the absolute path of the revision's checkout; None: labkit's
 
     @classmethod
     def resolve(cls, plain: Any) -> PythonEnvironment:
         """Return the environment that an arm's override ``environment`` describes.
 
-        Raises
-        ------
-        ConfigError
-            The description is invalid, or the interpreter or the revision does not exist.
+        Raises ``ConfigError`` if the description is invalid, or the interpreter or the revision
+        does not exist.
         """
         requested = from_plain(_Arm, {"environment": plain}).environment
         python = requested.python and shutil.which(os.path.expanduser(requested.python))
@@ -176,12 +152,8 @@ class PythonEnvironment:
     def build(self) -> None:
         """Fetch and install the requirements and export the revision, unless the cache has them.
 
-        Raises
-        ------
-        ConfigError
-            A requirement cannot be installed.
-        RevisionError
-            The revision cannot be exported.
+        Raises ``ConfigError`` if a requirement cannot be installed. Raises ``RevisionError`` if the
+        revision cannot be exported.
         """
         if self.requirements and not self._packages.is_dir():
             self._install()
@@ -193,13 +165,7 @@ class PythonEnvironment:
         return [self.python or command[0], *command[1:]]
 
     def variables(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables of a worker.
-
-        Parameters
-        ----------
-        base
-            The variables of a worker in the study's own environment.
-        """
+        """Return the variables of a worker; ``base``: those in the study's own environment."""
         if not any(vars(self).values()):
             return dict(base)
         exported = self._exported
@@ -219,21 +185,11 @@ class PythonEnvironment:
     def imports(self, modules: Sequence[str], program: str | None = None) -> Imports:
         """Import labkit and its dependencies in this environment, and return the results.
 
-        Parameters
-        ----------
-        modules
-            Modules of the user's own that the arm's options name. They are imported only if the
-            environment has a repository, of whose checkout they must import nothing. The result
-            says which are missing.
-        program
-            A module or a script that the arm's server runs. It is not imported, and matters only if
-            the environment has a repository.
-
-        Raises
-        ------
-        RevisionError
-            An import fails, the program is not a Python interpreter, or a module of the repository
-            is not the revision's.
+        ``modules``: those of the user's own that the arm's options name. They are imported only if
+        the environment has a repository, of whose checkout they must import nothing. ``program``: a
+        module or a script that the arm's server runs. It is not imported, and matters only with a
+        repository. Raises ``RevisionError`` if an import fails, the interpreter is not Python, or a
+        module of the repository is not the revision's.
         """
         imported = [] if self.repository is None else list(modules)
         named = [*modules, *([program] if program and self.repository is not None else [])]
@@ -323,10 +279,7 @@ def imports_of(
     return environment.imports(modules, program)
 
 
-@cache
-def refusal_of(environment: PythonEnvironment, config: str) -> str | None:
-    """Return :meth:`PythonEnvironment.refusal`. The result is cached for this process."""
-    return environment.refusal(config)
+refusal_of = cache(PythonEnvironment.refusal)
 
 
 def default_options() -> dict[str, Any]:
@@ -341,21 +294,9 @@ def known_options(
     """Return a config with the options that another revision of labkit has.
 
     A default null is left out where the other revision has another default, which then applies: it
-    may not read null.
-
-    Parameters
-    ----------
-    config
-        An arm's config, or a part of it.
-    theirs, ours
-        The defaults of the other revision's options, and of this one's.
-    where
-        The prefix of the part's keys, such as ``engine.``.
-
-    Raises
-    ------
-    RevisionError
-        The config changes an option that the other revision does not have.
+    may not read null. ``theirs``, ``ours``: the defaults of the other revision's options, and of
+    this one's. ``where``: the prefix of the keys of a part, such as ``engine.``. Raises
+    ``RevisionError`` if the config changes an option that the other revision does not have.
     """
     known: dict[str, Any] = {}
     for key, value in config.items():

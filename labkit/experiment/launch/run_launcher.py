@@ -55,12 +55,8 @@ class RunLauncher(Protocol):
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         """Do one run, or all runs that share a process; return all records, including failed ones.
 
-        Raises
-        ------
-        Interrupted
-            A signal was received; no process of the runs is left.
-        StudyError, OSError
-            An error that would also stop every further run (full disk, ...).
+        Raises ``Interrupted`` after a signal; no process of the runs is left. Raises ``StudyError``
+        or ``OSError`` for an error that would also stop every further run (full disk, ...).
         """
 
 
@@ -127,12 +123,9 @@ class ProcessLauncher:
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
         self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
         log = cell.paths.runs / f"prepare-{names[0]}.log"
+        files = (str(cell.paths.arm(name)) for name in names)
         ending = child_process.run(
-            [
-                *self._command(cell.arm(names[0])),
-                "--prepare",
-                *(str(cell.paths.arm(name)) for name in names),
-            ],
+            [*self._command(cell.arm(names[0])), "--prepare", *files],
             environment=_worker_variables(cell.arm(names[0])).values,
             log=log,
             timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
@@ -152,12 +145,9 @@ class ProcessLauncher:
         self.progress.note("pilot: how long launches take here, and how much they vary")
         path = cell.paths.pending / "pilot.json"
         arms = cell.arms if cell.design.isolation is Isolation.in_process else [_newest(cell.arms)]
+        files = (str(cell.paths.arm(arm.name)) for arm in arms)
         ending = child_process.run(
-            [
-                *self.command,
-                *("--pilot", str(path), "--seconds", f"{seconds:g}"),
-                *(str(cell.paths.arm(arm.name)) for arm in arms),
-            ],
+            [*self.command, "--pilot", str(path), "--seconds", f"{seconds:g}", *files],
             # This labkit, not that of an arm's revision, which may have no pilot.
             environment=_worker_variables(replace(arms[0], environment={})).values,
             log=cell.paths.runs / "pilot.log",
@@ -171,10 +161,7 @@ class ProcessLauncher:
         return {**pilot, "suspended_s": ending.suspended_s}
 
     def launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
-        """Start the workers of ``runs``, watch them, and return the records.
-
-        Runs of arms that are not prepared are not started, nor are others in their process.
-        """
+        """Start the workers of ``runs``, but for arms that are not prepared, and return records."""
         ready = self._ready(runs)
         unprepared = [run for run in runs if run not in ready]
         failures = {name: self._preparation_failure(name, cell) for name in self._unprepared}
@@ -182,7 +169,6 @@ class ProcessLauncher:
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
     def _preparation_failure(self, arm: str, cell: ReadyCell) -> ArmFailure:
-        """Return why the runs of an arm that is not prepared are not started."""
         failure, log = self._unprepared[arm], cell.paths.runs / f"prepare-{arm}.log"
         return ArmFailure(
             failure.outcome,
@@ -243,7 +229,6 @@ class ProcessLauncher:
         return {}
 
     def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
-        """Return the run that gives the log of ``run`` its name."""
         return runs[0]
 
     def _run_workers(
@@ -251,11 +236,8 @@ class ProcessLauncher:
     ) -> tuple[list[child_process.ProcessExit], Run | None]:
         """Run the workers of a launch to their ends, while the machine is observed.
 
-        Returns
-        -------
-        tuple
-            The end of each run's process, and the run whose arm had the turn last in a shared
-            process (None: it is unknown, or no process is shared).
+        Returns the end of each run's process, and the run whose arm had the turn last in a shared
+        process (None: it is unknown, or no process is shared).
         """
         arm = cell.arm(runs[0].arm)
         with SharedStatus() as status:

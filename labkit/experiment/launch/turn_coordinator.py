@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,7 @@ from labkit.experiment.launch.child_process import (
     await_signal_of_job,
 )
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
-from labkit.experiment.worker.turn_protocol import (
-    VERSION,
-    Channel,
-    Message,
-    ProtocolError,
-    encode,
-)
+from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message, ProtocolError, encode
 from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine.processes.orphan_cleanup import OrphanCleanup
 from labkit.machine.processes.process_tree import ProcessTree
@@ -68,17 +61,14 @@ TURNS_PER_PLACEMENT = 5
 
 @dataclass(frozen=True)
 class LiveCommand:
-    """A worker's command (``--turns FD`` is appended to it), environment variables and log.
+    """How a worker is started."""
 
-    ``servers``: the ids of server processes that labkit did not start. They and their descendants
-    are stopped together with the worker, but never killed.
-    ``status``: memory that the worker inherits; the durations of its stops are written to it.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # ``--turns FD`` is appended to it
     environment: Mapping[str, str]
     log: Path
-    status: SharedStatus
+    status: SharedStatus  # which the worker inherits; the durations of its stops are written to it
+    # The ids of server processes that labkit did not start. They and their descendants are stopped
+    # together with the worker, but never killed.
     servers: tuple[int, ...] = ()
 
 
@@ -149,13 +139,7 @@ class LiveWorker:
             return data[:0]
 
     def answer(self, ticker: Ticker) -> Message:
-        """Wait for the next message, and stop the process.
-
-        Returns
-        -------
-        Message
-            The answer; ``("ended", None)`` if the process has ended.
-        """
+        """Return the next message, and stop the process; ``("ended", None)`` if it has ended."""
         timed_out = self._wait(ticker, [self._channel.fileno()])
         message = None if timed_out else self._channel.receive()
         if message is None:
@@ -217,18 +201,8 @@ class LiveWorker:
 class LiveSet:
     """The processes of one block; ``run`` grants all their turns.
 
-    Parameters
-    ----------
-    workers
-        The workers by the name of their arm, in the order in which they were started.
-    order
-        Random stream for the order of turns.
-    on_tick
-        Called about once a second.
-    slice_s
-        Seconds of a slice.
-    load_together
-        Whether the processes load at the same time.
+    ``workers``: by the name of their arm, in the order in which they were started. The other
+    parameters are those of the function :func:`run`.
     """
 
     def __init__(
@@ -368,13 +342,13 @@ class LiveSet:
 
     def _exchange(self, values: Mapping[int, Sequence[Any]]) -> dict[int, Message]:
         """Send the values of all arms to each arm, and return the arms' next answers."""
-        gathered = [value for arm in sorted(values) for value in values[arm]]
-        firsts = accumulate((len(values[arm]) for arm in sorted(values)), initial=0)
-        first = dict(zip(sorted(values), firsts, strict=False))
-        return {
-            arm: self._ask(arm, "gathered", [gathered, first[arm]])
-            for arm in self._shuffled(values)
-        }
+        gathered: list[Any] = []
+        first: dict[int, int] = {}  # the index of an arm's first value
+        for arm in sorted(values):
+            first[arm] = len(gathered)
+            gathered += values[arm]
+        shuffled = self._shuffled(values)
+        return {arm: self._ask(arm, "gathered", [gathered, first[arm]]) for arm in shuffled}
 
     def _shuffled(self, arms: Mapping[int, Any]) -> list[int]:
         return self._order.sample(sorted(arms), len(arms))
@@ -391,29 +365,15 @@ def run(
 ) -> list[ProcessExit]:
     """Run the processes of a set to their ends; return how each ended, ordered as ``commands``.
 
-    Parameters
-    ----------
-    commands
-        By arm, in the order in which the processes are started.
-    order
-        Random stream for the order of turns.
-    timeout_s
-        Seconds of work after which a process is killed. Time without a turn does not count.
-    on_tick
-        Called about once a second.
-    slice_s
-        Seconds of a turn of an engine or a server.
-    load_together
-        Whether the processes load at the same time, or one after the other.
+    ``commands``: by arm, in the order in which the processes are started. ``order``: the random
+    stream for the order of turns. A process is killed after ``timeout_s`` seconds of work; time
+    without a turn does not count. ``on_tick`` is called about once a second. ``slice_s``: seconds
+    of a turn of an engine or a server. ``load_together``: whether the processes load at the same
+    time, or one after the other.
 
-    Raises
-    ------
-    Interrupted
-        A signal was received; all processes have been killed.
-    StudyError
-        A worker uses another version of the protocol, or violates it.
-    OSError
-        A log can't be written or a command can't be started.
+    Raises ``Interrupted`` after a signal, when all processes have been killed; ``StudyError`` if a
+    worker uses another version of the protocol, or violates it; ``OSError`` if a log can't be
+    written or a command can't be started.
     """
     workers: dict[str, LiveWorker] = {}
     with InterruptSignals(defer_suspension=True) as signals:

@@ -57,27 +57,19 @@ MAX_BLOCKS = 100
 
 @dataclass(frozen=True)
 class CellAllocator:
-    """Reads the allocation of a cell from its folder, or makes it.
-
-    ``run_first_block`` runs the cell's first block, unless it is finished, and returns its
-    records. ``run_pilot_block`` runs a block that does not count. ``timing_lock`` holds the host's
-    timing lock. ``analysis`` judges the quality of scored texts.
-    """
+    """Reads the allocation of a cell from its folder, or makes it."""
 
     launcher: RunLauncher
     progress: Progress
-    run_first_block: Callable[[ReadyCell], Sequence[Record]]
-    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]
-    timing_lock: Callable[[], AbstractContextManager[None]]
-    analysis: LookAnalysis | None = None
+    run_first_block: Callable[[ReadyCell], Sequence[Record]]  # unless it is finished
+    run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]  # which does not count
+    timing_lock: Callable[[], AbstractContextManager[None]]  # the host's
+    analysis: LookAnalysis | None = None  # judges the quality of scored texts
 
     def allocated(self, cell: ReadyCell) -> ReadyCell:
         """Return the cell with its blocks, looks and rounds.
 
-        Raises
-        ------
-        ConfigError
-            The folder holds another cell. The message is one line.
+        Raises ``ConfigError`` if the folder holds another cell. The message is one line.
         """
         path = cell.dir / ALLOCATION
         if not cell.follows_time or (not path.exists() and (cell.dir / "cell.json").exists()):
@@ -229,10 +221,8 @@ def earlier_limits(cell: ReadyCell, cell_dir: StudyPath) -> UnitLimits | None:
 def with_allocation(cell: ReadyCell) -> ReadyCell:
     """Return a cell with the allocation in its folder; the cell itself if there is none.
 
-    Raises
-    ------
-    ConfigError
-        The file was made for another ``design.time``, or is damaged. The message is one line.
+    Raises ``ConfigError`` if the file was made for another ``design.time``, or is damaged. The
+    message is one line.
     """
     path = cell.dir / ALLOCATION
     if not cell.follows_time or not path.exists():

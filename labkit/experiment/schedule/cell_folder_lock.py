@@ -37,20 +37,10 @@ def cell_lock(
     The lock matters on a cluster, where an earlier job may still work on the cell. ``on_wait`` is
     called with one line on the lock's holder when the wait begins, and again every minute.
     ``check`` is called at every poll (``poll_s`` seconds); it may raise an exception to stop
-    waiting.
-
-    Raises
-    ------
-    StudyError
-        The folder's file system has no locks.
+    waiting. Raises ``StudyError`` if the folder's file system has no locks.
     """
     cell_dir.mkdir(parents=True, exist_ok=True)
-
-    def holder_line() -> str:
-        return f"{cell_dir}: {describe_last_session(cell_dir)}"
-
-    path = session_path(cell_dir)
-    with _lock(path, "cell's lock", holder_line, on_wait, check, poll_s) as descriptor:
+    with _lock(cell_dir, on_wait, check, poll_s) as descriptor:
         session = CellSession(
             fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), _slurm_job(os.environ)
         )
@@ -62,9 +52,8 @@ def cell_lock(
             how = _cause(error)
             raise
         finally:
-            with contextlib.suppress(
-                OSError
-            ):  # the disk is full: the error that stopped the work reports it
+            # A full disk is reported by the error that stopped the work.
+            with contextlib.suppress(OSError):
                 _write(descriptor, session.end(fingerprint.utc_now(), how).to_text())
 
 
@@ -89,43 +78,41 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _lock(
-    path: Path,
-    name: str,
-    holder_line: Callable[[], str],
-    on_wait: OnWait,
-    check: Callable[[], None],
-    poll_s: float,
+    cell_dir: Path, on_wait: OnWait, check: Callable[[], None], poll_s: float
 ) -> Iterator[int]:
-    """Wait for a file's lock, hold it, and yield the file's descriptor."""
+    """Wait for the lock of a cell's session file, hold it, and yield the file's descriptor."""
+    path = session_path(cell_dir)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
-        raise StudyError(f"{path}: the {name} can't be opened: {error.strerror}") from None
+        raise StudyError(f"{path}: the cell's lock can't be opened: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise StudyError(f"{path}: the {name} must be a file with this name only; remove it")
+            raise StudyError(
+                f"{path}: the cell's lock must be a file with this name only; remove it"
+            )
         last_call = -float("inf")
-        while not _acquired(descriptor, path, name):
+        while not _acquired(descriptor, path):
             check()
             if time.monotonic() - last_call >= 60:
                 last_call = time.monotonic()
-                on_wait(f"waiting: {holder_line()}")
+                on_wait(f"waiting: {cell_dir}: {describe_last_session(cell_dir)}")
             select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _acquired(descriptor: int, path: Path, name: str) -> bool:
+def _acquired(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
         raise StudyError(
-            f"{path}: the {name} can't be acquired: {error.strerror}; "
+            f"{path}: the cell's lock can't be acquired: {error.strerror}; "
             "choose a folder on a file system with locks"
         ) from None
     return True

@@ -148,11 +148,8 @@ def write_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> None:
 def refuse_changes(cell: ReadyCell) -> None:
     """Check that the cell's folder does not hold different arms or a different design.
 
-    Raises
-    ------
-    ConfigError
-        The folder differs (only ``design.blocks`` may grow), or it holds a link. The message is one
-        line with the first difference.
+    Raises ``ConfigError`` if the folder differs (only ``design.blocks`` may grow), or it holds a
+    link. The message is one line with the first difference.
     """
     refuse_links((cell.dir, *cell.dir.rglob("*")))
     if not (cell.dir / "arms").is_dir() and not _exists(cell):
@@ -168,10 +165,7 @@ def refuse_changes(cell: ReadyCell) -> None:
 def refuse_links(paths: Iterable[Path]) -> None:
     """Refuse a study's files or folders that are links: they lead to files of somebody else.
 
-    Raises
-    ------
-    ConfigError
-        One is a link. The message is one line.
+    Raises ``ConfigError`` if one is a link. The message is one line.
     """
     for path in paths:
         if path.is_symlink():
@@ -195,10 +189,8 @@ def _difference(cell: ReadyCell) -> str | None:
             return f"arm {name} was removed"
         if name not in old:
             return f"arm {name} was added"
-        change = first_difference(
-            _comparable(old[name], defaults), _comparable(new[name], defaults)
-        )
-        change = change or _changed_input(old[name], new[name])
+        before, now = (_comparable(arms[name], defaults) for arms in (old, new))
+        change = first_difference(before, now) or _changed_input(old[name], new[name])
         if change:
             return f"arm {name}: {change}"
     return _design_difference(cell)
@@ -244,10 +236,7 @@ def _changed_input(old: Arm, new: Arm) -> str | None:
 def refuse_changed_inputs(cell: ReadyCell) -> None:
     """Check that no file which an arm reads has changed since the cell began.
 
-    Raises
-    ------
-    ConfigError
-        A file differs. The message is one line.
+    Raises ``ConfigError`` if a file differs. The message is one line.
     """
     arms = {arm.name: arm for arm in read_arms(cell.dir)}
     for arm in cell.arms:
@@ -277,12 +266,8 @@ def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
     """
     blocks, looks = cell.design.blocks, old.get("looks")
     end = looks[-1]["blocks"] if looks else old.get("blocks")
-    turns = cell.design.isolation.takes_turns
-    if (
-        key not in ("blocks", "looks")
-        or not turns
-        or end != resumed_legacy_cell.RUNS_PER_BLOCK * blocks
-    ):
+    doubled = end == resumed_legacy_cell.RUNS_PER_BLOCK * blocks
+    if key not in ("blocks", "looks") or not cell.design.isolation.takes_turns or not doubled:
         return ""
     return (
         f" (if an older version of labkit began this study with design.blocks={blocks}, set "
@@ -295,17 +280,15 @@ def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
     last_blocks = [looks[-1]["blocks"] if looks else math.inf for looks in (old, new)]
     if last_blocks[0] == last_blocks[1]:
         return list(old) == list(new)
-    earlier = min(last_blocks)
-    old_early, new_early = (
-        [look for look in looks if look["blocks"] < earlier] for looks in (old, new)
-    )
-    return old_early == new_early
+    end = min(last_blocks)
+    early = [[look for look in looks if look["blocks"] < end] for looks in (old, new)]
+    return early[0] == early[1]
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str | None:
     """Return the first difference of two JSON values (``engine.blas was x, now y``), or None."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(key for key in new if key not in old)]:
+        for key in {**old, **new}:
             key_path = f"{path}.{key}" if path else str(key)
             if key not in new:
                 return f"{key_path} was {old[key]}, now it is not set"
@@ -327,12 +310,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
 
     ``blocks``: see :func:`_new_manifest`. A larger number in the existing manifest stays. The
     question and the published numbers are those of the last command: a correction of them changes
-    nothing that was measured.
-
-    Raises
-    ------
-    OSError
-        The folder can't be written.
+    nothing that was measured. Raises ``OSError`` if the folder can't be written.
     """
     write_arms(cell)
     old = _old_design(cell)
@@ -403,17 +381,13 @@ def exploratory_warning(cell: ReadyCell) -> str | None:
         return None
     return (
         f"results were shown after {count_text(shown[0], 'block')}, so a study of "
-        f"{cell.design.blocks} blocks is "
-        "exploratory and claims nothing; for a claim, start a new study (another out=) with "
-        f"design.looks at {shown[0]} and {cell.design.blocks} blocks"
+        f"{cell.design.blocks} blocks is exploratory and claims nothing; for a claim, start a new "
+        f"study (another out=) with design.looks at {shown[0]} and {cell.design.blocks} blocks"
     )
 
 
 def kept_arms(cell: ReadyCell) -> dict[int, list[str]]:
-    """Return the names of the arms that remain after each look that dropped arms.
-
-    The keys are the looks' numbers of blocks.
-    """
+    """Return the names of the arms that remain after each look (its blocks) that dropped arms."""
     taken = _old_design(cell).get("looks_taken", [])
     return {int(look["blocks"]): list(look["kept"]) for look in taken if "kept" in look}
 

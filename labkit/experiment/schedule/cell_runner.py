@@ -57,22 +57,11 @@ Block = Sequence[Run]  # all runs of one block, in their order
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """The result of :func:`run_cell`.
+    """The result of :func:`run_cell`."""
 
-    Parameters
-    ----------
-    ran, already_done
-        The number of runs done by this call, and of runs whose records existed before.
-    failed
-        The names of failed runs.
-    seconds
-        Wall time of the call.
-    """
-
-    ran: int
-    already_done: int
-    failed: tuple[str, ...]
-    seconds: float
+    ran: int  # the number of runs done by this call
+    already_done: int  # the number of runs whose records existed before
+    failed: tuple[str, ...]  # the names of failed runs
 
 
 def run_cell(
@@ -86,30 +75,16 @@ def run_cell(
     """Run the missing runs of a cell, while holding the cell's lock.
 
     The host's timing lock is held from the first missing run on, so a finished cell never waits
-    for another study.
+    for another study. ``redo_failed``: repeat the blocks with a failed run, whose old records move
+    to ``runs/abandoned``. A run that runs out of memory as its arm claims has not failed.
+    ``analysis`` judges the cell at an interim look, and is needed if the design has looks.
 
-    Parameters
-    ----------
-    launcher
-        Carries out the runs; by default, every run gets a fresh process.
-    redo_failed
-        Repeat the blocks with a failed run. Their old records move to ``runs/abandoned``. A run
-        that runs out of memory as its arm claims has not failed.
-    analysis
-        Analyses the cell at an interim look. Needed if the design has looks.
-
-    Raises
-    ------
-    ConfigError
-        The folder holds records of other arms or another design.
-    StudyError
-        The disk is full, the folder can't be written, ... Records already written stay.
-    Interrupted
-        SIGINT or SIGTERM was received. Running the same command again continues the cell.
+    Raises ``ConfigError`` if the folder holds records of other arms or another design;
+    ``StudyError`` if the disk is full, the folder can't be written, ...: records already written
+    stay; ``Interrupted`` after SIGINT or SIGTERM: the same command continues the cell.
     """
     progress = Progress() if progress is None else progress
     launcher = WorkerLauncher(progress=progress) if launcher is None else launcher
-    start = time.monotonic()
     with (
         _disk_errors_as_one_line(cell),
         InterruptSignals() as signals,
@@ -131,7 +106,7 @@ def run_cell(
         signals.check()  # one may have come while records were read, or during the last look
     records = [*old_records, *new_records]
     failed = tuple(record.run for record in records if not record.ok)
-    return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)
+    return CellOutcome(len(new_records), len(old_records), failed)
 
 
 @dataclass(frozen=True)
@@ -345,13 +320,10 @@ def _scheduled_blocks(cell: ReadyCell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records so far.
-
-    ``run_reason``: why the block must run (again); None if the block is finished.
-    """
+    """A block's records so far."""
 
     records: list[Record]
-    run_reason: str | None
+    run_reason: str | None  # why the block must run (again); None if it is finished
 
 
 def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockStatus:
@@ -372,15 +344,12 @@ def _block_status(block: Block, cell: ReadyCell, redo_failed: bool) -> _BlockSta
 def _prepare_blocks(
     cell: ReadyCell, progress: Progress, redo_failed: bool
 ) -> tuple[list[Block], list[Record]]:
-    """Check the cell's folder, move leftovers aside, write the manifest; find the blocks to run.
+    """Check the cell's folder, move leftovers aside, and write the manifest.
 
-    Returns
-    -------
-    blocks to run, records of the finished blocks
+    Returns the blocks to run, and the records of the finished blocks.
     """
     refuse_changes(cell)
-    warning = exploratory_warning(cell)
-    if warning is not None:
+    if warning := exploratory_warning(cell):
         progress.note(warning)
     write_manifest(cell, cell.stopping_points[0])
     _move_unpublished_files(cell)
@@ -411,8 +380,7 @@ def _abandon_block(block: Block, cell: ReadyCell, progress: Progress, reason: st
     for path in files:
         paths.move_to_abandoned(path)
     if files:
-        noun = "file" if len(files) == 1 else "files"
-        moved = f"{len(files)} {noun} moved to {paths.abandoned}"
+        moved = f"{count_text(len(files), 'file')} moved to {paths.abandoned}"
         progress.note(f"block {_index(block) + 1} runs again ({reason}; {moved})")
 
 

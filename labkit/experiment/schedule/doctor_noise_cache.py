@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,22 +44,14 @@ _FILE_KEYS = {
 class PilotNoise:
     """Noise of one kind of workload, from a pilot study of two equal arms.
 
-    Parameters
-    ----------
-    processes
-        The number of processes measured.
-    interleaved_sd, separate_sd
-        Standard deviation of a run (log scale): of paired runs interleaved in one process
-        (``labkit.analysis.statistics.power.between_run_sd``), and of runs in separate processes.
-    interleaved_s, separate_s
-        Wall seconds of a process with both arms, and of a process with one arm.
+    Standard deviations are on a log scale (:func:`.power.between_run_sd`).
     """
 
-    processes: int
-    interleaved_sd: float
-    separate_sd: float
-    interleaved_s: float
-    separate_s: float
+    processes: int  # that were measured
+    interleaved_sd: float  # of paired runs interleaved in one process
+    separate_sd: float  # of runs in separate processes
+    interleaved_s: float  # wall seconds of a process with both arms
+    separate_s: float  # wall seconds of a process with one arm
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,28 +69,20 @@ class PilotNoise:
 
     @property
     def interleaved_pct(self) -> float | None:
-        """The smallest effect (percent) that one minute of interleaved runs detects.
-
-        None if a minute has too few blocks.
-        """
-        from labkit.analysis.statistics.power import (
-            one_minute_mde_pct,  # loads SciPy, which the other attributes do not need
-        )
-
-        return one_minute_mde_pct(
-            self.interleaved_sd, self.interleaved_s, 1, self.degrees_of_freedom
-        )
+        """The smallest effect (percent) that one minute of interleaved runs detects, or None."""
+        return self._one_minute_pct(self.interleaved_sd, self.interleaved_s)
 
     @property
     def separate_pct(self) -> float | None:
-        """The smallest effect (percent) that one minute of separate processes detects.
+        """The smallest effect (percent) that one minute of separate processes detects, or None."""
+        return self._one_minute_pct(self.separate_sd, 2 * self.separate_s)  # a run of each arm
 
-        None if a minute has too few blocks.
-        """
+    def _one_minute_pct(self, sd: float, block_s: float) -> float | None:
+        """Return the smallest effect that a minute detects; None if it has too few blocks."""
+        # This loads SciPy, which the other attributes do not need.
         from labkit.analysis.statistics.power import one_minute_mde_pct
 
-        block_s = 2 * self.separate_s  # a run of each arm
-        return one_minute_mde_pct(self.separate_sd, block_s, 1, self.degrees_of_freedom)
+        return one_minute_mde_pct(sd, block_s, 1, self.degrees_of_freedom)
 
 
 def save(
@@ -105,14 +90,8 @@ def save(
 ) -> None:
     """Write the doctor's measurements to the cache. If it is not writable, do nothing.
 
-    Parameters
-    ----------
-    machine
-        The machine's fingerprint.
-    noise
-        The result of ``labkit.doctor.measurement_worker.noise``.
-    pilots
-        Pilot noise by kind of workload (``kernels``, ``requests``); unmeasured kinds are absent.
+    ``machine``: its fingerprint. ``noise``: of ``labkit.doctor.measurement_worker``. ``pilots``: by
+    kind of workload (``kernels``, ``requests``); unmeasured kinds are absent.
     """
     data = {
         "schema_version": SCHEMA_VERSION,
@@ -126,17 +105,12 @@ def save(
             },
         },
     }
-    try:
+    with suppress(cache_dir.CacheError):
         cache_dir.write_file(cache_dir.root() / FILE_NAME, json.dumps(data).encode())
-    except cache_dir.CacheError:
-        return
 
 
 def load_noise_sd() -> float | None:
-    """Return this machine's noise within a process (standard deviation, log scale).
-
-    Returns None if there is no valid measurement in the cache.
-    """
+    """Return this machine's noise within a process (standard deviation, log scale), if cached."""
     try:
         return float(_load()["cv_pct"]) / 100
     except (LookupError, TypeError, ValueError):
@@ -144,10 +118,7 @@ def load_noise_sd() -> float | None:
 
 
 def load_pilot_noise(kind: str) -> PilotNoise | None:
-    """Return the noise that the doctor's pilot study of ``kind`` measured on this machine.
-
-    Returns None if there is no valid measurement in the cache.
-    """
+    """Return the noise that the doctor's pilot study of ``kind`` measured here, if it is cached."""
     try:
         pilots = _load()["sights"]
         if pilots["version"] != PILOTS_VERSION:

@@ -39,12 +39,8 @@ class MeasuredCell:
 class StudyHistory:
     """The newest cells measured on this kind of machine, each read once.
 
-    Parameters
-    ----------
-    out
-        A folder to search for cells, besides ``outputs``.
-    authors
-        Cells of somebody else's study, on any machine. They count where this machine has none.
+    ``out``: a folder to search for cells, besides ``outputs``. ``authors``: cells of somebody
+    else's study, on any machine. They count where this machine has none.
     """
 
     def __init__(self, out: Path, authors: Sequence[MeasuredCell] = ()) -> None:
@@ -74,7 +70,8 @@ class StudyHistory:
     def _cells(self) -> Sequence[MeasuredCell]:
         """The cells of this kind of machine."""
         cells, this_machine = [], fingerprint.take()
-        files = {path for root in self._roots for path in _manifests(root)}
+        patterns = ["*/" * depth + "cell.json" for depth in range(1, 5)]
+        files = {path for root in self._roots for one in patterns for path in root.glob(one)}
         newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
         for path in newest[:MAX_CELLS]:
             try:
@@ -115,23 +112,15 @@ def _has(options: Any, old: Any) -> bool:
     return all(key in options and _has(options[key], value) for key, value in old.items())
 
 
-def _manifests(root: Path) -> Iterator[Path]:
-    for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json", "*/*/*/*/cell.json"):
-        yield from root.glob(pattern)
-
-
 @dataclass(frozen=True)
 class CellNoise:
-    """The noise of a cell: medians over its arms and over its rows of certain metrics.
+    """The noise of a cell: medians over its arms and over its rows of certain metrics."""
 
-    ``sd``: standard deviation between runs (log scale). ``alpha_share``: the share of an arm's
-    alpha that each of its rows gets; None if no p-value could reach alpha.
-    ``degrees_of_freedom``: those of ``sd``, the smallest of all rows and arms.
-    """
-
-    sd: float
+    sd: float  # standard deviation between runs (log scale)
+    # The share of an arm's alpha that each of its rows gets; None if it is unknown, or no p-value
+    # could reach alpha.
     alpha_share: float | None
-    degrees_of_freedom: int
+    degrees_of_freedom: int | None  # of ``sd``, the smallest of all rows and arms; None: unknown
 
 
 def cell_noise(manifest: Mapping[str, Any], metrics: Sequence[str] = ()) -> CellNoise | None:
@@ -182,10 +171,7 @@ def median_block_s(cell_dir: StudyPath) -> float | None:
 
 
 def median_start_up_s(cell_dir: StudyPath) -> float | None:
-    """Return the median seconds that a cell's runs take outside their measurement.
-
-    Returns None if no run has recorded them.
-    """
+    """Return the median seconds that a cell's runs take outside their measurement, if recorded."""
     try:
         records = read_runs(cell_dir)
     except RecordError:

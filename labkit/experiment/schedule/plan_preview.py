@@ -53,46 +53,22 @@ MAX_ROWS = 12  # of a schedule's table
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell's schedule and estimates.
-
-    Parameters
-    ----------
-    to_run
-        The number of runs not done yet.
-    seconds, bytes
-        The estimated wall seconds of the runs to do, and the estimated bytes of memory: of the
-        largest run or, if arms take turns, of all arms of a block together.
-    measured_in
-        The earlier cell whose blocks gave ``seconds``, as text; None if a model of the workload's
-        cost gave it.
-    detectable_effect, one_minute, start_up
-        Lines of text for the plan, from the functions ``detectable_effect_line``,
-        ``one_minute_line`` and ``start_up_line`` of
-        :mod:`labkit.experiment.schedule.power_forecast`. ``one_minute`` is None for the cell that
-        ``design.confirm`` adds.
-    separate_processes_reason
-        The reason that the arms do not share a process; None if they do.
-    timing
-        Lines on what follows from ``design.time``; empty if nothing does.
-    warnings
-        Warnings, for example that the server will refuse some of the arms' requests.
-    """
+    """A cell's schedule and estimates, and lines of text for the plan."""
 
     cell: ReadyCell
-    to_run: int
-    seconds: float
-    bytes: int
-    measured_in: str | None
+    to_run: int  # the number of runs not done yet
+    seconds: float  # estimated wall time of these
+    bytes: int  # estimated, of the largest run or, if arms take turns, of a block's arms together
+    measured_in: str | None  # the earlier cell that gave ``seconds``; None if a model of cost did
     detectable_effect: str
-    one_minute: str | None
+    one_minute: str | None  # None for the cell that ``design.confirm`` adds
     start_up: str
-    separate_processes_reason: str | None
-    timing: tuple[str, ...]
+    separate_processes_reason: str | None  # None if the arms share a process
+    timing: tuple[str, ...]  # what follows from ``design.time``, if something does
     warnings: tuple[str, ...]
 
     @property
     def runs(self) -> int:
-        """The number of all runs of the design."""
         return len(_schedule(self.cell))
 
 
@@ -196,21 +172,15 @@ def _timing(
             lines = (f"a block takes {share * block_s:.2g} s",)
         else:
             continue
-        design = replace(
-            cell.design,
-            blocks=allocation.blocks,
-            looks=looks_of(cell, allocation.blocks),
-        )
+        looks = looks_of(cell, allocation.blocks)
+        design = replace(cell.design, blocks=allocation.blocks, looks=looks)
         if cell.blocks_from_time:
             cell = replace(cell, design=design)
         return cell, _Timing(lines, allocation.seconds, folder)
     source = "a pilot" if cell.rounds_from_time else "the first block"
     size = "requests" if cell.counts_units else "rounds"
-    found = " and ".join(
-        name
-        for name, open_ in (("blocks", cell.blocks_from_time), (size, cell.rounds_from_time))
-        if open_
-    )
+    unknown = {"blocks": cell.blocks_from_time, size: cell.rounds_from_time}
+    found = " and ".join(name for name, is_open in unknown.items() if is_open)
     limit = "" if time_s is None else f" for {format_duration(time_s)} (design.time)"
     fewest = f", at least {cell.design.blocks} blocks" if cell.blocks_from_time else ""
     return cell, _Timing((f"{source} will find the {found}{limit}{fewest}",), time_s)
@@ -236,16 +206,12 @@ def _growth(cell: ReadyCell, composed: ComposedCell) -> Iterator[str]:
 def _measured_run_s(
     cell: ReadyCell, composed: ComposedCell, history: StudyHistory
 ) -> tuple[float | None, StudyPath | None]:
-    """Return a run's wall seconds in the newest cell of the same workload and arms, and its folder.
-
-    Returns None twice if there is none.
-    """
+    """Return a run's wall seconds in the newest cell of the same workload and arms; its folder."""
     for path, manifest in history.studies(composed, cell.design.isolation):
         design = manifest["design"]
-        if design.get("units") == cell.units and noise_history.has_arms(path, cell.arms):
-            block_s = noise_history.median_block_s(path)
-            if block_s is not None:
-                return block_s / (len(cell.arms) * int(design["runs_per_block"])), path
+        alike = design.get("units") == cell.units and noise_history.has_arms(path, cell.arms)
+        if alike and (block_s := noise_history.median_block_s(path)) is not None:
+            return block_s / (len(cell.arms) * int(design["runs_per_block"])), path
     return None, None
 
 
@@ -370,10 +336,11 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     design = plan.cell.design
     process = MEMORY_UNITS[design.isolation]
     missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
+    measured = "" if plan.measured_in is None else f" (as measured in {plan.measured_in})"
     yield (
         f"{count_text(plan.runs, 'run')} ({count_text(design.blocks, 'block')} x "
         f"{design.runs_per_block} x {count_text(len(plan.cell.arms), 'arm')}){missing}; "
-        f"estimated: {_duration(plan.seconds)}{_measured_in(plan)} "
+        f"estimated: {_duration(plan.seconds)}{measured} "
         f"and {plan.bytes / 2**30:.1f} GiB per {process}"
     )
     memory = memory_capacity.this_machine().total
@@ -393,10 +360,6 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
     yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
     if plan.one_minute is not None:
         yield plan.one_minute
-
-
-def _measured_in(plan: CellPlan) -> str:
-    return "" if plan.measured_in is None else f" (as measured in {plan.measured_in})"
 
 
 def _duration(seconds: float) -> str:

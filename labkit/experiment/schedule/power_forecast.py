@@ -7,7 +7,6 @@ from the doctor's measurements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from labkit import workload
 from labkit.analysis.statistics.power import (
@@ -21,7 +20,7 @@ from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.experiment.schedule import doctor_noise_cache, noise_history
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
-from labkit.experiment.schedule.noise_history import StudyHistory
+from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
 from labkit.records.metric_registry import METRICS
 
 ISOLATION_PHRASES = {
@@ -44,13 +43,14 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
     ):
         return f"computed, not timed: {', '.join(composed.metrics)} needs no test"
     too_few = design.blocks < min_blocks_to_claim(design.runs_per_block)
-    noise = _noise(cell, composed, history)
-    if noise is None:
+    known = _noise(cell, composed, history)
+    if known is None:
         unknown = (
             "the smallest detectable effect is not known, because no study of this workload has "
             "run here (python -m labkit.doctor measures this machine's noise)"
         )
         return f"estimate-only, too few blocks for a verdict; {unknown}" if too_few else unknown
+    noise, source, is_doctor_s = known
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
     # Without an earlier study the rows count as independent tests (C. E. Bonferroni).
     share = noise.alpha_share or 1.0 / max(1, len(composed.experiment.workload.cases))
@@ -67,49 +67,34 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
         else f"detects {best:.1f} % at best"
     )
     needed = blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
-    if needed is None and noise.is_doctor_s:
+    if needed is None and is_doctor_s:
         return (
             f"the smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
-            f"({noise.source}) suggests a busy machine; run python -m labkit.doctor on an idle one"
+            f"({source}) suggests a busy machine; run python -m labkit.doctor on an idle one"
         )
     blocks = "over 1000 blocks" if needed is None else count_text(needed, "block")
     return (
         f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
-        f"(adjusted for all rows and arms; noise from {noise.source})"
+        f"(adjusted for all rows and arms; noise from {source})"
     )
 
 
-@dataclass(frozen=True)
-class _KnownNoise:
-    """Standard deviation between runs (log scale), and its source.
-
-    ``alpha_share``: a row's share of one arm's alpha; None if not known. ``degrees_of_freedom``:
-    those of ``sd``; None if not known. ``is_doctor_s``: whether the doctor measured ``sd``; if not,
-    an earlier study did.
-    """
-
-    sd: float
-    alpha_share: float | None
-    degrees_of_freedom: int | None
-    source: str
-    is_doctor_s: bool = False
-
-
-def _noise(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
+def _noise(
+    cell: ReadyCell, composed: ComposedCell, history: StudyHistory
+) -> tuple[CellNoise, str, bool] | None:
+    """Return a cell's noise, its source, and whether that is the doctor; None if it is unknown."""
     for path, manifest in history.studies(composed, cell.design.isolation):
         if (noise := noise_history.cell_noise(manifest, composed.metrics)) is not None:
-            source = history.source(path)
-            return _KnownNoise(noise.sd, noise.alpha_share, noise.degrees_of_freedom, source)
+            return noise, history.source(path), False
     pilot = _pilot_noise(composed)
     if pilot is not None and cell.design.isolation is not Isolation.live:
         interleaved = cell.design.isolation is Isolation.in_process
         sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
-        return _KnownNoise(sd, None, pilot.degrees_of_freedom, _pilot_name(composed), True)
+        return CellNoise(sd, None, pilot.degrees_of_freedom), _pilot_name(composed), True
     noise_sd = doctor_noise_cache.load_noise_sd()
     if noise_sd is None or not _is_pilot_metric(composed):
         return None
-    source = "the doctor, within one process; runs vary more"
-    return _KnownNoise(noise_sd, None, None, source, True)
+    return CellNoise(noise_sd, None, None), "the doctor, within one process; runs vary more", True
 
 
 def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
@@ -148,15 +133,10 @@ def _possible_isolations(arms: Sequence[Experiment]) -> list[Isolation]:
 def _one_minute_effect(
     composed: ComposedCell, history: StudyHistory, isolation: Isolation
 ) -> tuple[str, str] | None:
-    """Return the smallest effect that one minute detects and the source of the noise estimate.
-
-    Returns None if the noise is not known.
-    """
+    """Return the smallest effect that one minute detects and the source of its noise, if known."""
     for path, manifest in history.studies(composed, isolation):
-        noise, block_s = (
-            noise_history.cell_noise(manifest, composed.metrics),
-            noise_history.median_block_s(path),
-        )
+        noise = noise_history.cell_noise(manifest, composed.metrics)
+        block_s = noise_history.median_block_s(path)
         if noise is not None and block_s is not None:
             runs = int(manifest["design"]["runs_per_block"])
             effect = one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
@@ -183,10 +163,9 @@ def start_up_line(cell: ReadyCell, composed: ComposedCell, history: StudyHistory
 
 
 def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
-    """Return the noise of the doctor's pilot study of this kind of workload.
+    """Return the noise of the doctor's pilot study of this kind of workload, if it was measured.
 
-    Returns None if it was not measured. Pilot studies exist only for engines on the CPU, and only
-    of speed.
+    Pilot studies exist only for engines on the CPU, and only of speed.
     """
     if not _engines_on_cpu(composed) or not _is_pilot_metric(composed):
         return None

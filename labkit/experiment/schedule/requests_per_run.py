@@ -48,13 +48,10 @@ MOST_BLOCKS = 100
 
 @dataclass(frozen=True)
 class UnitLimits:
-    """The numbers of requests or windows (``noun``) that a run may have.
-
-    ``together``: those that are in flight together. ``least``, ``total``: the fewest, and all.
-    """
+    """The numbers of requests or windows (``noun``) that a run may have."""
 
     noun: str
-    together: int
+    together: int  # those that are in flight together
     least: int
     total: int
 
@@ -127,12 +124,7 @@ def allocate_units(
 ) -> Allocation:
     """Return the blocks, and the requests of each run, that fit into ``time_s`` seconds.
 
-    Parameters
-    ----------
-    arms
-        The number of arms that are tested together.
-    blocks
-        The number of blocks, if it is fixed.
+    ``arms``: how many are tested together. ``blocks``: their number, if it is fixed.
     """
     (case,) = pilot.cases
 

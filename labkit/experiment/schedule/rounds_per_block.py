@@ -39,23 +39,12 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class RoundPlanner:
-    """Plans a cell's blocks one after the other.
-
-    Parameters
-    ----------
-    cell
-        The cell, with its number of blocks and its looks.
-    pilot
-        Costs and noise as the pilot found them.
-    deadline
-        When the last block is to end, on the clock ``time.monotonic``.
-    estimates
-        The cases that are only estimated, with the seconds of a study that would decide them.
-    """
+    """Plans a cell's blocks one after the other."""
 
     cell: ReadyCell
     pilot: CellPilot
-    deadline: float
+    deadline: float  # when the last block is to end, on the clock ``time.monotonic``
+    # The cases that are only estimated, with the seconds of a study that would decide them.
     estimates: Mapping[str, float] = field(default_factory=dict)
     _ratios: dict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
     _rounds: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))

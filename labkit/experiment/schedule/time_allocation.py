@@ -97,18 +97,13 @@ class CellPilot:
 
 @dataclass(frozen=True)
 class CaseShare:
-    """A case's part of the time.
-
-    ``blocks``: number of processes that measure the case, from the first. ``rounds``: its rounds in
-    each of them. ``p_decided``: probability that the case is decided if the arms do not differ.
-    ``needed_s``: seconds that deciding it would take, in all processes.
-    """
+    """A case's part of the time."""
 
     case: str
-    blocks: int
-    rounds: int
-    p_decided: float
-    needed_s: float
+    blocks: int  # processes that measure the case, from the first
+    rounds: int  # in each of them
+    p_decided: float  # probability that the case is decided if the arms do not differ
+    needed_s: float  # that deciding it would take, in all processes
 
 
 @dataclass(frozen=True)
@@ -135,29 +130,19 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a cell's finished blocks hold: the rounds of each case in each of them.
-
-    ``ended``: the cases that are not measured any longer.
-    """
+    """What a cell's finished blocks hold."""
 
     blocks: int = 0
-    rounds: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    ended: Collection[str] = ()
+    rounds: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of each case, in each block
+    ended: Collection[str] = ()  # the cases that are not measured any longer
 
 
 def allocate(
     pilot: CellPilot, design: Design, arms: int, time_s: float | None, blocks: int | None = None
 ) -> Allocation:
-    """Return the division of ``time_s`` seconds that decides most cases.
+    """Return the division of ``time_s`` seconds that decides most cases; None: all they need.
 
-    Parameters
-    ----------
-    arms
-        The number of arms that are tested together.
-    time_s
-        The seconds left; None: as many as all cases need.
-    blocks
-        The number of processes, if it is fixed.
+    ``arms``: how many are tested together. ``blocks``: the number of processes, if it is fixed.
     """
     counts = [blocks] if blocks is not None else range(fewest_blocks(design, arms), MAX_BLOCKS + 1)
     return best_allocation([divide(pilot, design, arms, time_s, n) for n in counts], time_s)
@@ -286,19 +271,14 @@ def balanced(rounds: int, turns: int) -> int:
 
 @dataclass(frozen=True)
 class _Need:
-    """What deciding a case takes.
-
-    ``left``: blocks to come. ``looks``: those of them that measure the case even if it is out of
-    reach. ``rounds``: rounds in each block to come that would decide it. ``most``: those beyond
-    which more are of no use. ``done``: its rounds in the finished blocks.
-    """
+    """What deciding a case takes."""
 
     case: CasePilot
-    left: int
-    looks: int
-    rounds: int
-    most: int
-    done: Sequence[int]
+    left: int  # blocks to come
+    looks: int  # those of them that measure the case even if it is out of reach
+    rounds: int  # in each block to come, which would decide it
+    most: int  # rounds beyond which more are of no use
+    done: Sequence[int]  # its rounds in the finished blocks
 
     @classmethod
     def of(
@@ -344,18 +324,14 @@ def p_decided(design: Design, arms: int, blocks: int, sd: float, rounds: int) ->
 
 @dataclass(frozen=True)
 class _Errors:
-    """The errors of a design: ``critical`` standard errors are the half-width of an interval.
+    """The errors of a design."""
 
-    ``runs``: number of an arm's runs in all blocks. ``turns``: of a round; in as many rounds every
-    arm has every position once. ``process_sd``: what rounds do not average out, as a log ratio.
-    """
-
-    runs: int
+    runs: int  # of an arm in all blocks
     runs_per_block: int
-    critical: float
+    critical: float  # so many standard errors are the half-width of an interval
     margin: float  # log ratio
-    turns: int
-    process_sd: float
+    turns: int  # of a round; in as many rounds every arm has every position once
+    process_sd: float  # what rounds do not average out, as a log ratio
 
     @classmethod
     def of(cls, design: Design, arms: int, blocks: int, cases: int) -> _Errors:

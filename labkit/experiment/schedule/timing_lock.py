@@ -87,27 +87,17 @@ def timing_lock(
 ) -> Iterator[None]:
     """Hold the host's timing lock; wait for all processes that arrived before.
 
-    Parameters
-    ----------
-    holder
-        A name for this process, shown to other processes that wait for the lock.
-    device
-        The device that is timed; each has a lock of its own.
-    on_wait
-        Called with one line when the wait begins, when the process that is timing changes, and
-        again every minute.
-    check
-        Called at every poll (``poll_s`` seconds); may raise an exception to stop waiting.
-
-    Raises
-    ------
-    StudyError
-        The folder of the locks can't be used.
+    ``holder``: a name for this process, shown to others that wait. ``device``: what is timed; each
+    has a lock of its own. ``on_wait`` is called with one line when the wait begins, when the
+    process that is timing changes, and again every minute. ``check`` is called at every poll
+    (``poll_s`` seconds); it may raise an exception to stop waiting. Raises ``StudyError`` if the
+    folder of the locks can't be used.
     """
     with ExitStack() as held:
         with _errors_as_one_line():
             ticket, descriptor = held.enter_context(_take_ticket(holder, device))
-            ahead = _live_tickets(ticket, device)
+            tickets = timing_tickets(device)
+            ahead = [t for t in tickets if t.number < ticket.number and t.is_live]
         last_call, last_first = -float("inf"), None
         while ahead:
             check()
@@ -117,9 +107,8 @@ def timing_lock(
                 on_wait(f"waiting: {ahead[0].describe()}{_queue_text(len(ahead) - 1)}")
             select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
             ahead = [before for before in ahead if before.is_live]
-        _write(
-            descriptor, holder, time.time(), time.monotonic()
-        )  # for the date and the duration in describe()
+        # For the date and the duration in describe().
+        _write(descriptor, holder, time.time(), time.monotonic())
         yield
 
 
@@ -185,11 +174,6 @@ def timing_tickets(device: str = "cpu") -> list[Ticket]:
 def _folder() -> Path:
     chosen = os.environ.get(LOCK_DIR)
     return Path(chosen).resolve() if chosen else SHARED_FOLDER
-
-
-def _live_tickets(mine: Ticket, device: str) -> list[Ticket]:
-    """Return the tickets before ``mine`` whose processes are alive."""
-    return [t for t in timing_tickets(device) if t.number < mine.number and t.is_live]
 
 
 def _queue_text(others: int) -> str:

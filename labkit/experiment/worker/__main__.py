@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.config import ConfigError
 from labkit.experiment.worker import output_array_files, worker_stages
@@ -52,9 +52,6 @@ from labkit.records import (
     write_step_trace,
 )
 
-if TYPE_CHECKING:
-    from labkit.experiment.worker.output_array_files import Values
-
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
 
@@ -67,19 +64,10 @@ def perform(
 ) -> list[Record]:
     """Do one run, or a block's runs interleaved, and return every record, including failed ones.
 
-    Parameters
-    ----------
-    spawned_ns
-        The monotonic clock (ns) when the parent started this process.
-    outputs_dir
-        The cell's folder if array outputs and traces are to be stored there, else None.
-    turns
-        The connection to the coordinator of live workers, else None.
-
-    Raises
-    ------
-    RecordError
-        An arm's file is not valid, or a run's name is that of another arm.
+    ``spawned_ns``: the monotonic clock (ns) when the parent started this process. ``outputs_dir``:
+    the cell's folder if array outputs and traces are to be stored there. ``turns``: the connection
+    to the coordinator of live workers. Raises ``RecordError`` if an arm's file is not valid, or a
+    run's name is that of another arm.
     """
     arms = [read_arm(path) for path in arm_paths]
     timer = StageTimer(spawned_ns)
@@ -89,14 +77,10 @@ def perform(
     records = list(map(_new_record, arms, arm_paths, run_paths))
     process = WorkerProcess(records, arms, timer, granted, status)
     records = [worker_stages.without_values(record, arms) for record in process.run()]
-    _store_outputs(outputs_dir, process.output_values)
+    if outputs_dir is not None and process.output_values:
+        output_array_files.save(outputs_dir, process.output_values)
     traces = zip(records, process.step_traces, strict=True)
     return [_with_step_trace(record, trace, outputs_dir) for record, trace in traces]
-
-
-def _store_outputs(cell_dir: Path | None, values: Values) -> None:
-    if cell_dir is not None and values:
-        output_array_files.save(cell_dir, values)
 
 
 def _with_step_trace(
@@ -120,11 +104,6 @@ def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:
         raise RecordError(f"{run_path} is a run of arm {name}, but {arm_path} is arm {arm.name}")
     seed = int(arm.config.get("seed", 0))
     return Record(name, arm.role, block, position, seed, "ok", fingerprint.utc_now())
-
-
-def pilot(arm_paths: Sequence[Path], seconds: float, spawned_ns: int) -> Mapping[str, Any]:
-    """Return the pilot of one arm, or of interleaved arms; see ``WorkerProcess.pilot``."""
-    return _unrecorded(arm_paths, spawned_ns).pilot(seconds)
 
 
 def prepare(arm_paths: Sequence[Path]) -> int:
@@ -187,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.prepare:
             return prepare(paths)
         if options.pilot is not None:
-            write_json(options.pilot, pilot(paths, options.seconds, spawned_ns))
+            write_json(options.pilot, _unrecorded(paths, spawned_ns).pilot(options.seconds))
             return 0
         records = perform(paths[::2], paths[1::2], spawned_ns, options.keep, turns)
     except (RecordError, ConfigError) as error:

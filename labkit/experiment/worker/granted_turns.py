@@ -16,28 +16,19 @@ from labkit.workload.turn_order import Part, Round
 
 
 class GrantedTurns:
-    """A ``TurnOrder`` that passes on the coordinator's turns to the only arm of this process.
+    """A ``TurnOrder`` that passes on the turns of a coordinator to the only arm of this process.
 
-    Parameters
-    ----------
-    channel
-        The connection to the coordinator.
-    timer
-        The stage timer, which pauses while this process waits for a turn.
-    stopped_s
-        Returns the seconds for which this process has been stopped so far.
+    ``timer`` pauses while this process waits for a turn. ``stopped_s`` returns the seconds for
+    which it has been stopped so far.
     """
 
     other_processes = True
 
     def __init__(self, channel: Channel, timer: StageTimer, stopped_s: Callable[[], float]) -> None:
-        self._channel = channel
-        self._timer = timer
-        self._stopped_s = stopped_s
+        self._channel, self._timer, self._stopped_s = channel, timer, stopped_s
         self.slice_s = 0.0  # of the current turn
 
     def clock(self) -> ArmClock:
-        """Return a clock that stands still while this process is stopped."""
         return LiveClock(self._stopped_s)
 
     def wait_to_probe(self) -> None:

@@ -24,10 +24,7 @@ class StaleResult(RuntimeError):
 def check() -> bool:
     """Test MLX if this process has imported it. Return whether the test was run.
 
-    Raises
-    ------
-    StaleResult
-        A computed value is not the known answer.
+    Raises ``StaleResult`` if a computed value is not the known answer.
     """
     if "mlx.core" not in sys.modules:
         return False

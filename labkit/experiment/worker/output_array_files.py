@@ -8,7 +8,7 @@ files. Later blocks store nothing: if outputs differ only there, only their dige
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,21 +19,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Values = Mapping[str, NDArray[np.float32]]
-
 BLOCK = 0  # the only block whose outputs are stored
 MAX_BYTES = 128 << 20  # per run; outputs beyond this are not stored
 
 
-def save(cell_dir: Path, values: Values) -> None:
-    """Store each array that has no file yet, atomically (by rename).
+def save(cell_dir: Path, values: Mapping[str, NDArray[np.float32]]) -> None:
+    """Store each array that has no file yet, by rename: arrays by digest, in the order of cases.
 
     If a file cannot be written, print one line and store no more.
-
-    Parameters
-    ----------
-    values
-        Arrays by digest, in the order of the cases.
     """
     import numpy as np
 
@@ -56,22 +49,14 @@ def drop_equal(cell_dir: Path, records: Iterable[Record]) -> None:
     folder = output_values_path(cell_dir, "any").parent
     if not folder.is_dir():
         return
-    differing = set(_differing_digests([r for r in records if r.block == BLOCK and r.ok]))
+    digests: dict[str, set[str]] = {}  # by case, of the outputs of all runs
+    for record in records:
+        for case in record.cases if record.block == BLOCK and record.ok else ():
+            if case.outputs is not None and case.outputs["kind"] == "array":
+                digests.setdefault(case.case, set()).add(str(case.outputs["digest"]))
+    differing = set[str]().union(*(found for found in digests.values() if len(found) > 1))
     for path in folder.iterdir():
         if path.stem not in differing:
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _differing_digests(records: Sequence[Record]) -> Iterable[str]:
-    """Yield the digests of the cases whose runs do not all agree."""
-    digests_by_case: dict[str, set[str]] = {}
-    for record in records:
-        for case in record.cases:
-            if case.outputs is not None and case.outputs["kind"] == "array":
-                digests = digests_by_case.setdefault(case.case, set())
-                digests.add(str(case.outputs["digest"]))
-    for digests in digests_by_case.values():
-        if len(digests) > 1:
-            yield from digests

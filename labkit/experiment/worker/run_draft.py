@@ -67,25 +67,12 @@ class StageTimer:
 
 @dataclass
 class RunDraft:
-    """The state of one run, or of the stages that the runs of one process share.
+    """The state of one run, or of the stages that the runs of one process share."""
 
-    Parameters
-    ----------
-    record
-        The record as far as it is known.
-    timer
-        The wall time of each stage so far.
-    compiles
-        The number of numba compilations in each stage.
-    output_values
-        Array outputs by digest, for reports on arms whose outputs differ.
-    step_trace
-        The traced steps of the run, if it traced any.
-    """
-
-    record: Record
+    record: Record  # as far as it is known
     timer: StageTimer
-    compiles: dict[str, int] = field(default_factory=dict)
+    compiles: dict[str, int] = field(default_factory=dict)  # by numba, in each stage
+    # Array outputs by digest, for reports on arms whose outputs differ.
     output_values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     step_trace: Mapping[str, Any] | None = None
 
@@ -126,11 +113,8 @@ class RunDraft:
 
         A counter that is NaN or infinite fails the run and is left out.
         """
-        finite = {
-            name: float(value)
-            for name, value in measurement.counters.items()
-            if math.isfinite(value)
-        }
+        counters = measurement.counters.items()
+        finite = {name: float(value) for name, value in counters if math.isfinite(value)}
         self.output_values |= measurement.values
         self.step_trace = measurement.step_trace
         self.set(cases=measurement.cases, counters=finite)

@@ -88,10 +88,7 @@ class Channel:
     def receive(self) -> Message | None:
         """Wait for a message and return it, or None if the other side has ended.
 
-        Raises
-        ------
-        ProtocolError
-            A line is not a message.
+        Raises ``ProtocolError`` if a line is not a message.
         """
         while b"\n" not in self._received:
             try:
@@ -111,10 +108,7 @@ class Channel:
     def expect(self, *verbs: str) -> Message:
         """Wait for a message with one of ``verbs``.
 
-        Raises
-        ------
-        ProtocolError
-            Another message has arrived, or the other side has ended.
+        Raises ``ProtocolError`` if another message has arrived, or the other side has ended.
         """
         message = self.receive()
         if message is None or message[0] not in verbs:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -71,11 +71,7 @@ class WorkerProcess:
         self.status = WorkerStatus() if status is None else status
         self.shared = RunDraft(records[0], timer)
         self.runs = [
-            ArmRun(
-                RunDraft(record, StageTimer(timer.spawned_ns)),
-                arm,
-                experiment_of(arm),
-            )
+            ArmRun(RunDraft(record, StageTimer(timer.spawned_ns)), arm, experiment_of(arm))
             for record, arm in zip(records, arms, strict=True)
         ]
         self.running: ArmRun | None = None
@@ -112,7 +108,7 @@ class WorkerProcess:
         show("loading")
         with shared.stage("load"):
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
-        try:
+        with closing(arms):
             if self.granted is not None:
                 self.granted.wait_to_warm_up()
             self._test_known_answers()
@@ -124,8 +120,6 @@ class WorkerProcess:
                 measurements = arms.measure(show)
             show("checking")
             self._test_known_answers()
-        finally:
-            arms.close()
         return measurements
 
     def _time_probe(self, probe: Any, when: str) -> None:
@@ -135,10 +129,7 @@ class WorkerProcess:
     def prepare(self) -> RunFailure | None:
         """Compile, build and cache what the arms' runs need, without measuring.
 
-        Returns
-        -------
-        RunFailure | None
-            What the arms' runs would record as their failure; None if nothing failed.
+        Returns what the runs would record as their failure; None if nothing failed.
         """
         with self.shared.catch_failures():
             self._prepare()
@@ -157,11 +148,8 @@ class WorkerProcess:
             for experiment in self._experiments:
                 workload.prepare(experiment)
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
-        try:
-            with shared.stage("warm_up"):
-                arms.prepare()
-        finally:
-            arms.close()
+        with closing(arms), shared.stage("warm_up"):
+            arms.prepare()
         self._measure_peak_rates()
 
     def pilot(self, seconds: float) -> dict[str, Any]:
@@ -171,11 +159,9 @@ class WorkerProcess:
         arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
         if not isinstance(arms, PilotedArms):
             raise TypeError(f"{type(arms).__name__} has no pilot")
-        try:
+        with closing(arms):
             loaded = self.shared.timer.since_spawn()
             cases = arms.pilot(seconds)
-        finally:
-            arms.close()
         measured = self.shared.timer.since_spawn()
         probe.time()
         fingerprint.take()
@@ -189,11 +175,7 @@ class WorkerProcess:
     @property
     def output_values(self) -> dict[str, NDArray[np.float32]]:
         """The array outputs of all arms, by digest."""
-        return {
-            digest: values
-            for run in self.runs
-            for digest, values in run.draft.output_values.items()
-        }
+        return {k: values for run in self.runs for k, values in run.draft.output_values.items()}
 
     @property
     def step_traces(self) -> list[Mapping[str, Any] | None]:

@@ -70,11 +70,8 @@ def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]
     """Start numba with its thread pool, and load the machine probe's kernels.
 
     The probe times these kernels before and after the measurement, the same ones for every arm.
-    ``on_compile`` is called at every compilation by numba from now on.
-
-    Returns
-    -------
-    probe, facts about the thread pool
+    ``on_compile`` is called at every compilation by numba from now on. Returns the probe and facts
+    about the thread pool.
     """
     from labkit.machine.worker_environment import core_count, numba_without_scipy
 
@@ -114,7 +111,7 @@ def _call_at_compilations(on_compile: Callable[[], None]) -> None:
             on_compile()
 
         def on_end(self, event: Any) -> None:
-            """Do nothing: a compilation is counted when it starts."""
+            pass  # a compilation is counted when it starts
 
     event.register("numba:compile", Listener())
 

@@ -18,7 +18,6 @@ import mmap
 import os
 import struct
 import tempfile
-from types import TracebackType
 
 VARIABLE = "LABKIT_STATUS_FD"
 SIZE = 256  # bytes
@@ -77,12 +76,7 @@ class SharedStatus:
         """Return the status itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release the memory."""
         self._memory.close()
         os.close(self.fd)

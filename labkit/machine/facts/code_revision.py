@@ -51,9 +51,7 @@ def commit(checkout: Path = CHECKOUT) -> str | None:
 def uncommitted_changes(checkout: Path = CHECKOUT) -> str | None:
     """Return a hash of the uncommitted changes in ``labkit/`` and ``conf/``, including new files.
 
-    Returns
-    -------
-    16 hex digits, ``clean`` if nothing has changed, or None outside a checkout or without git.
+    It has 16 hex digits; ``clean`` if nothing changed, None outside a checkout or without git.
     """
     if not (checkout / ".git").exists():
         return None

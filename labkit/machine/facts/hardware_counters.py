@@ -32,10 +32,7 @@ def count(
 ) -> dict[str, int]:
     """Return the counts of events during ``work``. Events that the machine lacks are left out.
 
-    Raises
-    ------
-    OSError
-        No event can be counted here. Then ``work`` is not called.
+    Raises ``OSError`` if no event can be counted here. Then ``work`` is not called.
     """
     files: dict[str, list[int]] = {}
     error = OSError(f"no perf_event_open on {platform.system()}")

@@ -165,10 +165,8 @@ def _mhz() -> float | None:
     paths = list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     if paths:
         return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
-    lines = [
-        line for line in _read_text("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")
-    ]
-    values = [float(line.split(":")[1]) for line in lines]
+    lines = _read_text("/proc/cpuinfo").splitlines()
+    values = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
     return round(sum(values) / len(values), 1) if values else None
 
 
@@ -191,10 +189,7 @@ def oom_kills() -> int:
 
 
 def _thermal() -> dict[str, int] | None:
-    """Return the number of thermal throttling events since boot, or None if not reported.
-
-    The number is summed over the cores.
-    """
+    """Return the cores' thermal throttling events since boot, summed; None if not reported."""
     paths = list(CPU_FOLDER.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
 
@@ -214,7 +209,7 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
     sizes = _process_sizes(str(root))
     names = {"rss_bytes": "VmRSS", "swap_bytes": "VmSwap"}
     total = {name: sizes[key] for name, key in names.items() if key in sizes}
-    for child in _children(root):
+    for child in children(root):
         with suppress(OSError):  # the child has just ended
             for name, size in process_memory(child).items():
                 total[name] = total.get(name, 0) + size
@@ -263,17 +258,21 @@ def process_cpu_s(pid: int) -> float:
         return 0.0
     # utime and stime of the process, then of its children that have ended
     own = sum(map(int, fields[11:15])) / _ticks_per_s()
-    return own + sum(map(process_cpu_s, _children(pid)))
+    return own + sum(map(process_cpu_s, children(pid)))
 
 
-def _children(pid: int) -> list[int]:
-    """Return the ids of a process's live children, or none if the kernel does not list them."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-        lists = [_read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads]
-    except OSError:
-        return []
-    return [int(child) for children in lists for child in children.split()]
+def children(pid: int) -> list[int]:
+    """Return the ids of a process's live children, or none if the kernel does not list them.
+
+    A study asks each time its arms take turns. ``psutil`` reads the parent of every process on the
+    machine, which takes about a hundred times as long.
+    """
+    found: list[int] = []
+    with suppress(OSError):  # the process has just ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):  # the thread has just ended
+                found += map(int, _read_text(f"/proc/{pid}/task/{thread}/children").split())
+    return found
 
 
 def busy_s() -> float:
@@ -283,10 +282,7 @@ def busy_s() -> float:
 
 
 def stolen_s() -> float | None:
-    """Return the CPU seconds that the hypervisor has given to other guests since boot.
-
-    Returns None if the kernel does not report them.
-    """
+    """Return the CPU seconds given to other guests since boot, or None if not reported."""
     steal = _cpu_ticks().get("steal")
     return None if steal is None else steal / _ticks_per_s()
 

@@ -142,15 +142,12 @@ def hardware_uuid() -> str | None:
 class WiredSettings:
     """The settings by which macOS limits and reclaims the GPU's wired memory.
 
-    A field is None if this macOS does not report the setting. ``limit_mb``:
-    ``iogpu.wired_limit_mb`` (MiB; 0: the system's default). ``collector``: whether the wired
-    collector is on (``iogpu.disable_wired_collector`` is 0). ``dynamic_lwm``:
-    ``iogpu.dynamic_lwm``, whether the low-water mark moves.
+    A field is None if this macOS does not report the setting.
     """
 
-    limit_mb: int | None
-    collector: bool | None
-    dynamic_lwm: bool | None
+    limit_mb: int | None  # iogpu.wired_limit_mb (MiB; 0: the system's default)
+    collector: bool | None  # whether it is on: iogpu.disable_wired_collector is 0
+    dynamic_lwm: bool | None  # iogpu.dynamic_lwm, whether the low-water mark moves
 
 
 def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:

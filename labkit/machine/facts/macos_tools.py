@@ -22,22 +22,19 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 def surroundings() -> dict[str, Any]:
     """Return the ``surroundings`` of :mod:`labkit.machine.facts.fingerprint`."""
+    run = command_output
     return collect(
         {
             "power": power,
-            "vm": lambda: parse_vm_stat(command_output("vm_stat")),
-            "hid_idle_s": lambda: _hid_idle_s(
-                command_output("ioreg", "-c", "IOHIDSystem", "-d", "4")
-            ),
-            "displays": lambda: _displays(
-                command_output("ioreg", "-r", "-c", "IOMobileFramebuffer")
-            ),
+            "vm": lambda: parse_vm_stat(run("vm_stat")),
+            "hid_idle_s": lambda: _hid_idle_s(run("ioreg", "-c", "IOHIDSystem", "-d", "4")),
+            "displays": lambda: _displays(run("ioreg", "-r", "-c", "IOMobileFramebuffer")),
             "background": lambda: {
-                "time_machine": _time_machine(command_output("tmutil", "status")),
-                "spotlight": _spotlight(command_output("ps", "-Aceo", "pcpu=,comm=")),
+                "time_machine": _time_machine(run("tmutil", "status")),
+                "spotlight": _spotlight(run("ps", "-Aceo", "pcpu=,comm=")),
             },
             "top_foreign": lambda: _top_foreign(
-                command_output("ps", "-Aceo", "pid=,pcpu=,comm="), _own_pids()
+                run("ps", "-Aceo", "pid=,pcpu=,comm="), _own_pids()
             ),
             "thermal_pressure": thermal_pressure,
         }

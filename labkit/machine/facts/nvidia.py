@@ -31,35 +31,20 @@ def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
     """
     if not driver.exists():
         return None
-    names = ",".join(QUERY_FIELDS)
-    devices = parse_query(
-        command_output("nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits")
-    )
-    pids = collect(
-        {
-            "processes": lambda: len(
-                command_output(
-                    "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"
-                ).split()
-            )
-        }
-    )
+    query = (f"--query-gpu={','.join(QUERY_FIELDS)}", "--format=csv,noheader,nounits")
+    devices = parse_query(command_output("nvidia-smi", *query))
+    apps = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+    pids = collect({"processes": lambda: len(command_output(*apps).split())})
     return [{**device, **pids} for device in devices]
 
 
 def parse_query(text: str) -> list[dict[str, Any]]:
-    """Parse the output of ``--format=csv,noheader,nounits``, one dict per device.
-
-    Fields like ``[N/A]`` are left out.
-    """
+    """Parse the query's CSV output, one dict per device, without fields like ``[N/A]``."""
     devices = []
     for line in filter(str.strip, text.splitlines()):
-        values = zip(
-            QUERY_FIELDS.values(), (word.strip() for word in line.split(",")), strict=False
-        )
-        devices.append(
-            {name: _parse_value(word) for name, word in values if not word.startswith("[")}
-        )
+        words = (word.strip() for word in line.split(","))
+        values = zip(QUERY_FIELDS.values(), words, strict=False)
+        devices.append({name: _parse_value(w) for name, w in values if not w.startswith("[")})
     return devices
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import TracebackType
 
 from labkit.machine.processes.process_tree import ProcessTree
 
@@ -42,12 +41,7 @@ class OrphanCleanup:
     def __enter__(self) -> OrphanCleanup:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the cleanup process. It kills or resumes the trees that are still watched."""
         self._cleanup.communicate()
 

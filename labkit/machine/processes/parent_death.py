@@ -21,17 +21,11 @@ POLL_S = 0.25
 def watch_parent(parent: int, lifeline: int | None, *, started_by_main_thread: bool = True) -> None:
     """Kill this process, and the process group that it leads, when process ``parent`` has ended.
 
-    Parameters
-    ----------
-    parent
-        The parent's process id.
-    lifeline
-        The read end of a pipe whose write end only the parent holds. The watching thread blocks
-        until the pipe closes, so it does not disturb a measurement. None: the thread polls the
-        parent's process id every ``POLL_S`` seconds.
-    started_by_main_thread
-        Whether the parent's main thread started this process. If not, ``PR_SET_PDEATHSIG`` is not
-        used, because Linux sends its signal as soon as the thread that started this process ends.
+    ``lifeline``: the read end of a pipe whose write end only the parent holds. The watching thread
+    blocks until the pipe closes, so it does not disturb a measurement. None: the thread polls the
+    parent's process id every ``POLL_S`` seconds. ``started_by_main_thread``: whether the parent's
+    main thread started this process. If not, ``PR_SET_PDEATHSIG`` is not used, because Linux sends
+    its signal as soon as the thread that started this process ends.
     """
     if started_by_main_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

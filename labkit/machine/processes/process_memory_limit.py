@@ -68,25 +68,19 @@ def apply_memory_limit(limit_bytes: int) -> str:
 
 
 def _join_cgroup(version: CgroupVersion, limit_bytes: int) -> bool:
-    """Move this process into a new cgroup limited to ``limit_bytes``.
-
-    Returns False if the system does not permit that.
-    """
+    """Move this process into a new cgroup limited to ``limit_bytes``, if that is permitted."""
     folder = _limited_cgroup(version, os.getpid())
     try:
         folder.mkdir()
     except OSError:
         return False
     try:
-        if not (
-            folder / version.limit_file
-        ).exists():  # no cgroup file system, or no memory controller
-            raise FileNotFoundError(folder)
+        if not (folder / version.limit_file).exists():
+            raise FileNotFoundError(folder)  # no cgroup file system, or no memory controller
         (folder / version.limit_file).write_text(str(limit_bytes))
         with contextlib.suppress(OSError):  # without swap accounting, swap is not limited
-            (folder / version.swap_file).write_text(
-                "0" if "max" in version.swap_file else str(limit_bytes)
-            )
+            swap = "0" if "max" in version.swap_file else str(limit_bytes)
+            (folder / version.swap_file).write_text(swap)
         (folder / "cgroup.procs").write_text(str(os.getpid()))
     except OSError:
         folder.rmdir()
@@ -106,20 +100,15 @@ def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
 
 
 def release_memory_limit(pid: int) -> int:
-    """Remove the cgroup of a process that has ended; return its number of out-of-memory kills.
-
-    Returns 0 if ``apply_memory_limit`` created no cgroup for the process.
-    """
+    """Remove the cgroup of a process that has ended, if any; return its out-of-memory kills."""
     kills = 0
     for version in CGROUP_VERSIONS:
         folder = _limited_cgroup(version, pid)
         if not folder.is_dir():
             continue
         with contextlib.suppress(OSError, ValueError, LookupError):
-            events = dict(
-                line.split() for line in (folder / version.events_file).read_text().splitlines()
-            )
-            kills += int(events["oom_kill"])
+            lines = (folder / version.events_file).read_text().splitlines()
+            kills += int(dict(line.split() for line in lines)["oom_kill"])
         with contextlib.suppress(OSError):
             folder.rmdir()
     return kills

@@ -12,11 +12,20 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
+from labkit.machine.facts import linux
+
 MAX_ROUNDS = 50  # descendants may start further processes before a signal reaches them
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name like ``SIGKILL``, or text like ``signal 35`` if it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class ProcessTree:
@@ -104,22 +113,6 @@ def _descendants(pid: int) -> Iterator[int]:
         with contextlib.suppress(psutil.Error):
             yield from (child.pid for child in psutil.Process(pid).children(recursive=True))
         return
-    for child in _linux_children(pid):
+    for child in linux.children(pid):
         yield child
         yield from _descendants(child)
-
-
-def _linux_children(pid: int) -> list[int]:
-    """Return the ids of a process's children.
-
-    They are read from ``/proc``, because the search runs often: each time the arms of a study take
-    turns. ``psutil`` reads the parent of every process on the machine, which takes about a hundred
-    times as long.
-    """
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
-                children += map(int, text.split())
-    return children

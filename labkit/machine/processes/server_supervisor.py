@@ -22,12 +22,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import psutil
 
-from labkit.machine.processes.signal_names import signal_name
+from labkit.machine.processes.process_tree import signal_name
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP_COMMAND = b"stop\n"
@@ -106,12 +105,7 @@ class SupervisedServer:
     def __enter__(self) -> SupervisedServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
