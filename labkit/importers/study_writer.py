@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design
-from labkit.importers.comparability import check_alike, differing_amounts, differing_settings
+from labkit.importers.comparability import (
+    check_alike,
+    differing_amounts,
+    differing_settings,
+    without_summaries,
+    without_unmeasured,
+)
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 from labkit.importers.run_order import RunPlan, plan_runs
-from labkit.importers.unusable_results import without_summaries, without_unmeasured
 from labkit.records import (
     SCHEMA_VERSION,
     Arm,

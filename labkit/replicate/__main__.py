@@ -36,8 +36,14 @@ from labkit.records import (
     record_paths,
     regular_files,
 )
-from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
-from labkit.replicate.obstacles_here import cell_obstacles, trusted_parts
+from labkit.replicate.authors_question import (
+    TIME_S,
+    AuthorsCell,
+    ReaderOptions,
+    authors_cells,
+    cell_obstacles,
+    trusted_parts,
+)
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
