@@ -55,19 +55,8 @@ def subjects(
 ) -> list[Subject]:
     """Return a subject for each workload, and for each arm of each ablation.
 
-    Parameters
-    ----------
-    names
-        The names of workloads and ablations.
-    base, head
-        The environments of the two arms.
-    folders
-        The folders of the user's files.
-
-    Raises
-    ------
-    ConfigError
-        A name is neither a workload nor an ablation.
+    ``names``: those of workloads and ablations. ``base``, ``head``: the environments of the arms.
+    ``folders``: those of the user's files. Raises ``ConfigError`` if a name is neither.
     """
     from labkit.cli import hydra_arguments, study_composer
     from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote

@@ -30,10 +30,7 @@ OTHER_CASES = {
 def check_alike(runs: Sequence[ImportedRun]) -> None:
     """Refuse copies, runs of different tools or work, and settings that differ within an arm.
 
-    Raises
-    ------
-    ResultFileError
-        The first such run.
+    Raises ``ResultFileError`` for the first such run.
     """
     first = runs[0]
     files: dict[bytes, Path] = {}
@@ -78,10 +75,8 @@ def _differing(place: str, own: Any, theirs: Any) -> Iterator[tuple[str, Any, An
 def differing_amounts(arms: Sequence[str], runs: Sequence[ImportedRun]) -> Iterator[str]:
     """Yield a line for each amount of work that the arms did not have in common.
 
-    Raises
-    ------
-    ResultFileError
-        An arm was given more or less than the baseline, by more than a random seed explains.
+    Raises ``ResultFileError`` if an arm was given more or less than the baseline, by more than a
+    random seed explains.
     """
     for arm in arms[1:]:
         for key, own, base in _amounts(runs, arm, arms[0], lambda run: run.given):
@@ -151,10 +146,7 @@ def without_summaries(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], t
 
     ``vllm bench sweep serve`` writes such a summary beside its runs.
 
-    Raises
-    ------
-    ResultFileError
-        Two of the remaining runs have the same result.
+    Raises ``ResultFileError`` if two of the remaining runs have the same result.
     """
     own: dict[tuple[str | None, Path], list[str]] = {}
     for run in runs:
@@ -189,10 +181,7 @@ def without_unmeasured(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], 
     Tools write 0 for what they could not measure, such as the time per output token of requests
     with one token.
 
-    Raises
-    ------
-    ResultFileError
-        Nothing else was measured.
+    Raises ``ResultFileError`` if nothing else was measured.
     """
     rows = [((case.case, m.name), m) for run in runs for case in run.cases for m in case.metrics]
     measured = {row for row, m in rows if m.unit not in TIME_UNITS or any(m.repeats)}

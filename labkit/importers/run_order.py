@@ -62,10 +62,8 @@ class RunPlan:
 def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
     """Return the runs of the arms in blocks.
 
-    Raises
-    ------
-    ResultFileError
-        Some runs name a block and others do not, or a block does not hold every arm equally often.
+    Raises ``ResultFileError`` if some runs name a block and others do not, or a block does not hold
+    every arm equally often.
     """
     if any(run.block is not None for run in runs):
         return _named_blocks(arms, runs)

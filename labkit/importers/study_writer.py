@@ -60,10 +60,7 @@ class ImportedStudy:
     def of(cls, runs: Sequence[ImportedRun]) -> ImportedStudy:
         """Return the study of runs; the first run's arm is the baseline.
 
-        Raises
-        ------
-        ResultFileError
-            There are fewer than two arms, or runs that cannot be compared.
+        Raises ``ResultFileError`` if there are fewer than two arms, or runs cannot be compared.
         """
         arms = tuple(dict.fromkeys(str(run.arm) for run in runs))
         if len(arms) < 2:

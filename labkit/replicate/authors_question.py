@@ -56,10 +56,7 @@ class ReaderOptions:
     def parse(cls, words: Sequence[str]) -> ReaderOptions:
         """Return the options that the command's words ``key=value`` set.
 
-        Raises
-        ------
-        ConfigError
-            A word is not an option with a single value. The message is one line.
+        Raises ``ConfigError``, with a message of one line, if a word is no option with one value.
         """
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
@@ -149,10 +146,7 @@ class AuthorsCell:
 
         A file whose digest is the author's is no change, wherever it lies.
 
-        Raises
-        ------
-        ConfigError
-            The arms differ in such an option: it is the question.
+        Raises ``ConfigError`` if the arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
             values = [_value(arm.config, key, default_of(key)) for arm in self.tested]
@@ -176,10 +170,8 @@ class AuthorsCell:
     def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
         """Return an arm's config with the author's claims and the reader's design.
 
-        Raises
-        ------
-        ConfigError
-            This version of labkit lacks an option, or options contradict each other.
+        Raises ``ConfigError`` if this version of labkit lacks an option, or options contradict
+        each other.
         """
         base, config = self.tested[0], self.config(arm, reader)
         plain = {
@@ -254,10 +246,7 @@ class AuthorsCell:
 def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[AuthorsCell, ...]:
     """Return the cells that a study asks about, without those that only confirm others.
 
-    Raises
-    ------
-    RecordError
-        A cell's files do not hold its question, or no cell compares arms.
+    Raises ``RecordError`` if a cell's files do not hold its question, or no cell compares arms.
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
     cells = [

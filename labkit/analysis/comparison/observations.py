@@ -263,18 +263,9 @@ def build_rows(
 ) -> list[MetricRow]:
     """Build a cell's rows: cases in the order of the records, each case's primary metrics first.
 
-    Parameters
-    ----------
-    paired_baseline
-        The baseline's name if the arms of a block were interleaved in one process, else None.
-    metrics
-        The primary metrics, the most important first. If empty, the records mark their primary
-        metrics.
-
-    Raises
-    ------
-    RecordError
-        An interleaved arm does not have as many repeats as the baseline.
+    ``paired_baseline``: the baseline's name if the arms of a block were interleaved in one process,
+    else None. ``metrics``: the primary metrics, the most important first; if empty, the records mark
+    them. Raises ``RecordError`` if an interleaved arm has not as many repeats as the baseline.
     """
     cases: dict[str, dict[str, MetricRow]] = {}
     skipped: dict[str, str] = {}

@@ -174,23 +174,13 @@ def _kl_change(old: ScoredWindows | None, new: ScoredWindows | None) -> str:
 
 @dataclass(frozen=True)
 class PickedFrames:
-    """An arm's picked frames of all clips, from the arm's first successful run.
+    """An arm's picked frames of all clips, from the arm's first successful run."""
 
-    Parameters
-    ----------
-    visible, planted
-        Events that the frames show, and all events of the clips; 0 if none were planted.
-    right, asked
-        Questions that a model answered correctly from the frames, and all; 0 if none were asked.
-    distance_ms
-        Mean distance of the picked frames from the requested ones.
-    """
-
-    visible: int
-    planted: int
-    right: int
-    asked: int
-    distance_ms: float
+    visible: int  # events that the frames show
+    planted: int  # all events of the clips
+    right: int  # questions that a model answered correctly from the frames
+    asked: int  # all questions
+    distance_ms: float  # mean distance of the picked frames from the requested ones
 
 
 def picked_frames(data: CellData) -> dict[str, PickedFrames]:

@@ -119,10 +119,7 @@ class Replication:
     def read(cls, path: StudyPath) -> Replication:
         """Read a ``replication.json``, which may come from anybody.
 
-        Raises
-        ------
-        RecordError
-            It is not such a file.
+        Raises ``RecordError`` if it is not such a file.
         """
         data = read_json(path)
         try:

@@ -319,12 +319,8 @@ FORMATS = tuple(_RENDERERS)
 def render(folder: Path, format_name: str, analysis_cache: AnalysisCache | None = None) -> str:
     """Return a study in one of :data:`FORMATS`, with cached analyses if there are any.
 
-    Raises
-    ------
-    RecordError
-        The study cannot be read.
-    FormatError
-        The study lacks what this format needs.
+    Raises ``RecordError`` if the study cannot be read, and ``FormatError`` if it lacks what this
+    format needs.
     """
     opened = open_study(folder)
     analyses = (analysis_cache or AnalysisCache()).study(opened)

@@ -33,31 +33,17 @@ NOT_COMPARED = (
 
 @dataclass(frozen=True)
 class MachineOverview:
-    """The cells that one machine ran.
+    """The cells that one machine ran."""
 
-    Parameters
-    ----------
-    machine
-        The machine's name. None if the study has only one machine.
-    cells
-        The table of the machine's cells. None if the study has only one cell.
-    curves
-        Load curves over the machine's cells.
-    stem
-        Name of the curves' picture without the extension.
-    capacities
-        The capacity of every arm. Empty if the workload sets no target share of requests.
-    """
-
-    machine: str | None
-    cells: Table[Any] | None
-    curves: Sequence[LoadCurve]
-    stem: str
+    machine: str | None  # its name; None if the study has only one machine
+    cells: Table[Any] | None  # of the machine's cells; None if the study has only one cell
+    curves: Sequence[LoadCurve]  # over the machine's cells
+    stem: str  # of the curves' picture: its name without the extension
+    # Of every arm; empty if the workload sets no target share of requests.
     capacities: Sequence[ServingCapacity] = ()
 
     @property
     def capacity_sentences(self) -> list[str]:
-        """A sentence with the capacity of each arm."""
         return [capacity.sentence for capacity in self.capacities]
 
     @property
@@ -68,7 +54,6 @@ class MachineOverview:
 
     @property
     def load_chart(self) -> ChartPart:
-        """The load curves as a chart."""
         chart = latency_throughput_chart(self.curves)
         return ChartPart(chart, " ".join(curve_notes(self.curves)), curve_keys(self.curves))
 
@@ -80,12 +65,10 @@ class MachineOverview:
 
     @property
     def capacity(self) -> Table[Any] | None:
-        """The share of requests within the limits at each rate; None if there are no capacities."""
         return capacity_table(self.capacities)
 
     @property
     def loads(self) -> Table[Any] | None:
-        """The load curves as a table, or None if there are no curves."""
         return latency_throughput_table(self.curves)
 
 

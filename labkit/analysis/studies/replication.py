@@ -181,10 +181,7 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
 
     The noise is taken to be the author's, so the blocks are those of the author's length.
 
-    Raises
-    ------
-    RecordError
-        The author's study has no primary row with an arm under test.
+    Raises ``RecordError`` if the author's study has no primary row with an arm under test.
     """
     pairs = list(_pairs(author, ()))
     if not pairs:
