@@ -73,7 +73,6 @@ class AuthorsStudy:
         return next(iter(known - {code_revision.commit()}), None)
 
     def changes(self, reader: ReaderOptions) -> list[str]:
-        """Return what the reader's options change of the question."""
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
 
 

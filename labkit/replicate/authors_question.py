@@ -100,7 +100,6 @@ class AuthorsCell:
 
     @property
     def name(self) -> str:
-        """The name of the cell's folder."""
         return self.folder.name
 
     @property

@@ -105,7 +105,6 @@ class CardBars:
 
     @property
     def caption(self) -> str:
-        """What the bars show."""
         interval = " with its interval" if self.has_intervals else ""
         one = f"the effect{interval}"
         what = "each dot is a row, numbers are their range" if self.several_rows else one

@@ -99,7 +99,6 @@ class RunTimeline:
 
     @property
     def end_s(self) -> float:
-        """The end of the time axis."""
         return max([*self.t_s, *(request.finished_s for request in self.requests)])
 
     @property
@@ -108,7 +107,6 @@ class RunTimeline:
         return PHASES if self.waiting_known else PHASES[1:]
 
     def caption(self, what: str = "memory, and below it each request's phases") -> str:
-        """Return a caption with the arm, the run and notes on missing phases or requests."""
         return f"{self.arm}, run {self.run}: {what}{self.missing()}"
 
     def missing(self) -> str:
@@ -168,13 +166,11 @@ def _request_times(request: RequestNote) -> RequestTimes:
 
 
 def _series_class(name: str) -> str:
-    """Return the style class of a series on the HTML page."""
     colour, dashed = SERIES_STYLES[name]
     return f"line series{colour}{' dashed' if dashed else ''}"
 
 
 def _memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
-    """Return a chart of memory over time up to ``end_s``, with a line per series."""
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     chart = Chart(
         "memory over time", (0.0, end_s), (0.0, 1.05 * top), X_LABEL, "memory (MiB)",
@@ -220,14 +216,12 @@ def memory_timeline_section(report: CellSource) -> Iterator[ReportPart]:
 
 
 def _memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
-    """Return the chart of one run's memory, with its legend."""
     keys = tuple((SERIES_LABELS[n], _series_class(n), "line") for n in timeline.memory_mib)
     caption = f"{timeline.arm}, run {timeline.run}"
     return ChartPart(_memory_chart(timeline, end_s), caption, keys, timeline.arm)
 
 
 def _requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
-    """Return the chart of one run's requests, with its legend."""
     keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
     caption = timeline.caption("each request's phases, in the order of submission")
     return ChartPart(_requests_chart(timeline, end_s), caption, keys, timeline.arm)
@@ -276,7 +270,6 @@ def _kv_utilizations(cell: Cell) -> list[_KVUtilization]:
 
 
 def _kv_utilization_chart(utilizations: Sequence[_KVUtilization]) -> Chart:
-    """Return a chart with one bar per arm, for the HTML report."""
     largest, count = max(each.reserved_mib for each in utilizations), len(utilizations)
     chart = Chart(
         "KV memory reserved and used", (0.0, 1.9 * largest), (0.0, float(count)), "KV memory (MiB)",

@@ -39,7 +39,6 @@ class RooflineLimits:
     read_bytes: int
 
     def text(self) -> str:
-        """Return a sentence with the limits and how they were measured."""
         return (
             f"Limits: {self.read_gb_s:,.1f} GB/s reading {self.read_bytes >> 20} MiB, "
             f"{self.sgemm_gflop_s:,.1f} GFLOP/s in a float32 matrix product of NumPy's BLAS, "
@@ -70,7 +69,6 @@ class RooflinePoint:
 
     @property
     def gflop_s(self) -> float:
-        """Attained GFLOP/s."""
         return self.flops / self.seconds / 1e9
 
     @property
@@ -193,7 +191,6 @@ class _CaseLabel:
 
     @property
     def middle(self) -> float:
-        """The horizontal middle of the text."""
         return self.x + (LABEL_WIDTH if self.right else -LABEL_WIDTH) / 2
 
 

@@ -80,7 +80,6 @@ class CellData(ArmsByRole):
 
     @cached_property
     def design(self) -> CellDesign:
-        """The design as declared in the manifest."""
         return CellDesign.from_json(self.manifest.get("design", {}))
 
     @property
@@ -203,7 +202,6 @@ class CellData(ArmsByRole):
 
     @cached_property
     def qualities(self) -> tuple[ArmQuality, ...]:
-        """The quality of each arm that scored texts."""
         names = [arm.name for arm in self.arms]
         return tuple(text_qualities(names, self.records, self.design.quality_confidence))
 

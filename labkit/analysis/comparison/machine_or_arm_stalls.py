@@ -75,7 +75,6 @@ class StallAttribution:
 
     @property
     def shares(self) -> str:
-        """The stalled share of each arm's time as text."""
         return ", ".join(f"{pct:.1f} % of {arm}'s" for arm, pct in self.stalled_pct.items())
 
     def caveats(self) -> Iterator[str]:

@@ -96,7 +96,6 @@ class MetricRow:
         return self._rounds[block]
 
     def before(self, block: int) -> MetricRow:
-        """Return the row with the values of the blocks before ``block``."""
         arms = {arm: [v for v in vs if v.block < block] for arm, vs in self.arms.items()}
         return replace(self, arms={arm: values for arm, values in arms.items() if values})
 
@@ -172,7 +171,6 @@ class MetricRow:
         return to_percent(shift) if self.unit_value is None else max(-100.0, 100.0 * shift)
 
     def to_shift(self, pct: float) -> float:
-        """Convert percent to a log ratio, or to a difference."""
         return to_log_ratio(pct) if self.unit_value is None else pct / 100.0
 
 

@@ -94,7 +94,6 @@ class ServerArm:
 
     @property
     def server(self) -> Json:
-        """The first run's notes on the server."""
         notes = _server_and_client(self.runs[0])
         assert notes is not None
         return notes[0]
@@ -123,7 +122,6 @@ class ServerArm:
         return ", ".join(f"{reason} {value:,.0f}" for reason, value in sorted(counts.items()))
 
     def caveats(self) -> Iterator[str]:
-        """Yield the caveats on this arm."""
         server = self.server
         if server["kept"] is not None:
             yield (

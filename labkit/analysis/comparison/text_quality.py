@@ -124,7 +124,6 @@ def scoring_note(arm: str, records: Sequence[Record]) -> ScoringNote | None:
 def _arm_quality(
     arm: str, scored: ScoredWindows, baseline: ScoredWindows, confidence: float
 ) -> ArmQuality:
-    """Return an arm's quality, compared with the baseline's windows."""
     count, tokens = len(scored.tokens), scored.tokens
 
     def mean(sums: Floats) -> Callable[[Indices], float]:

@@ -42,12 +42,10 @@ class CellSource:
 
     @property
     def cell(self) -> Cell:
-        """The cell's model."""
         return self.analysis.cell
 
     @property
     def records(self) -> Sequence[Record]:
-        """The cell's records."""
         return self.analysis.data.records
 
 

@@ -110,7 +110,6 @@ class _Panel:
         return floor - (y - low) / ((high - low) or 1.0) * (floor - TOP)
 
     def axes(self) -> list[str]:
-        """Return grid, ticks and labels."""
         chart, floor = self.chart, self.height - BOTTOM
         ticks = _power_of_ten_ticks if chart.log_scale else _linear_ticks
         parts = []
@@ -141,7 +140,6 @@ class _Panel:
         return parts
 
     def mark(self, mark: Mark) -> list[str]:
-        """Return the elements of a mark."""
         match mark:
             case Line():
                 path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in mark.points)

@@ -45,12 +45,10 @@ class Finding:
 
     @property
     def metric(self) -> MetricDefinition:
-        """The row's metric."""
         return self.row.definition
 
     @property
     def arm(self) -> str:
-        """The arm's name."""
         return self.comparison.arm
 
     @property
@@ -213,7 +211,6 @@ class Findings:
 
     @property
     def answer(self) -> Answer:
-        """The kind of answer."""
         if self.num_settings:
             return Answer.best_setting
         if self.outputs is not None:

@@ -119,7 +119,6 @@ def markdown(title: str, results: Results, margin_pct: float) -> str:
 
 
 def _line(result: RowResult) -> str:
-    """Return a row's line of the table."""
     one, row = result.comparison, result.row
     interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
     p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"

@@ -106,13 +106,11 @@ class Replication:
 
     @property
     def answer(self) -> str:
-        """The counts in one sentence."""
         counts = ", ".join(f"{count} {word}" for word, count in self.counts.items())
         same = "" if not self.changes else f" (another question: {', '.join(self.changes)})"
         return f"{counts or 'no row'}{same}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``replication.json``."""
         return fields_to_json(self)
 
     @classmethod

@@ -58,5 +58,4 @@ class Study:
         return from_json(cls, {"schema_version": 0, "study": "", "exit_code": 0, **data})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``study.json``."""
         return fields_to_json(self)

@@ -49,7 +49,6 @@ class CellReport(CellSource):
 
     @cached_property
     def findings(self) -> Findings:
-        """What is worth saying about the cell."""
         return plan_findings(self.analysis)
 
     @cached_property
@@ -64,7 +63,6 @@ class CellReport(CellSource):
 
     @cached_property
     def results(self) -> Table[ResultLine]:
-        """The results of the primary rows."""
         return results_table(self.cell, self.records, anchor=self.anchor)
 
     @cached_property
@@ -90,17 +88,14 @@ class CellReport(CellSource):
 
     @cached_property
     def caveats(self) -> RankedCaveats:
-        """What weakens the result: caveats that could change the answer, and all others."""
         return ranked_caveats(self.analysis)
 
     @cached_property
     def short_answer(self) -> str:
-        """The answer to the question in at most 20 words."""
         return short_answer(self.findings)
 
     @cached_property
     def verdict(self) -> SummaryVerdict:
-        """The verdict on the whole cell."""
         return summary_verdict(self.findings)
 
     @cached_property
@@ -115,7 +110,6 @@ class CellReport(CellSource):
 
     @property
     def gates(self) -> str:
-        """The status of every gate, on one line."""
         return gates_text({name: gate.status for name, gate in self.cell.gates.items()})
 
     @cached_property
@@ -135,12 +129,10 @@ class CellReport(CellSource):
 
     @cached_property
     def sensitivity(self) -> list[SensitivityResult]:
-        """The sensitivity analyses that apply to the primary rows."""
         return sensitivity_results(self.analysis)
 
     @cached_property
     def noise(self) -> list[str]:
-        """Sentences on the machine's noise; see :func:`_noise_lines`."""
         return _noise_lines(self.analysis)
 
 

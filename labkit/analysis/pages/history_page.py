@@ -52,7 +52,6 @@ class HistoryPage:
 
     @property
     def summary(self) -> str:
-        """The numbers of series, studies and changes, in one sentence."""
         studies = len({point.study for one in self.series for point in one.points})
         changes = sum(len(one.changes) for one in self.series)
         tested = sum(one.is_tested for one in self.series)
@@ -65,7 +64,6 @@ class HistoryPage:
 
     @property
     def changes(self) -> list[str]:
-        """A sentence for each change."""
         return [
             f"{one.name}: {change_text(one, change)}"
             for one in self.series

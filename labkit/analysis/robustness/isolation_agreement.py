@@ -120,7 +120,6 @@ def isolation_sentence(analysis: CellAnalysis) -> str | None:
 
 
 def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
-    """Return a sentence on whether the two designs agree."""
     if not agreements:
         return (
             "Separate processes: no effect can be compared with that of interleaved runs (one is "

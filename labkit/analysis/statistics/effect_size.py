@@ -92,19 +92,16 @@ class Breakpoints:
     count: int
 
     def p_greater(self, shift: float) -> float:
-        """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         edge = shift + self._tolerance(shift)
         below = int(np.count_nonzero(self.shifts <= edge))
         return (self.n_observed + below) / self.count
 
     def p_less(self, shift: float) -> float:
-        """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         edge = shift - self._tolerance(shift)
         above = int(np.count_nonzero(self.shifts >= edge))
         return (self.n_observed + above) / self.count
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
         # The 1e-9 keeps rounding from turning 0.05 * 1,200 / 2 into 29.
         index = math.floor(alpha * self.count / 2.0 + 1e-9) - self.n_observed
         if not 0 <= index < len(self.shifts):

@@ -77,15 +77,12 @@ class InvertedTest:
         return min(1.0, self.n_families * against / len(self.lower_breakpoints))
 
     def p_greater(self, shift: float) -> float:
-        """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         return self.p(shift) / 2.0 if shift < self.mean_difference else 1.0
 
     def p_less(self, shift: float) -> float:
-        """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         return self.p(shift) / 2.0 if shift > self.mean_difference else 1.0
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Return the range of shifts with p above ``alpha``, or None if it is unbounded."""
         if alpha not in self._intervals:
             self._intervals[alpha] = self._select_interval(alpha)
         return self._intervals[alpha]

@@ -147,7 +147,6 @@ class _StoredColumn:
         self._index = array("I")
 
     def add(self, value: Any) -> None:
-        """Add a line."""
         if self._numbers is not None:
             if type(value) in (int, float):
                 self._numbers.append(value)
@@ -161,7 +160,6 @@ class _StoredColumn:
         self._index.append(number)
 
     def json(self) -> str:
-        """Return the column as JSON."""
         if self._numbers is not None:
             return json.dumps(self._numbers, allow_nan=False)
         values = json.dumps(list(self._distinct.values()), allow_nan=False)

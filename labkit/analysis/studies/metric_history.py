@@ -229,7 +229,6 @@ def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
 
 
 def _with_changes(series: Series, alpha: float) -> Series:
-    """Return the series, tested, with its change points."""
     values = np.array([point.value for point in series.points])
     found = change_points(np.log(values) if min(values) > 0 else values, alpha)
     bounds = [0, *(change.index for change in found), len(values)]

@@ -107,7 +107,6 @@ class _Pair:
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """The case, metric and arm."""
         return self.row.case, self.row.metric, self.one.arm
 
 

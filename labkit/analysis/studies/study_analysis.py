@@ -134,7 +134,6 @@ class AnalysisCache:
         ]
 
     def objective(self, cell_dir: StudyPath) -> float | None:
-        """Return a cell's objective; see :mod:`labkit.analysis.studies.study_analysis`."""
         return objective(self.cell(cell_dir))
 
     def notes(self) -> list[str]:

@@ -71,7 +71,6 @@ class RowChange:
 
     @property
     def arm(self) -> str:
-        """The arm's name."""
         return self.comparison.arm
 
 
@@ -111,7 +110,6 @@ class _CellPair:
     quality: tuple[str, ...]
 
     def row_name(self, row: MetricRow) -> str:
-        """Return a row's name in the cell."""
         return row_name(row, self.metrics)
 
     def place(self, row: MetricRow) -> str:
@@ -163,7 +161,6 @@ class _ArmChange:
 
     @classmethod
     def of(cls, old: ArmSample, new: ArmSample) -> _ArmChange:
-        """Return the change from one study to another."""
         one = effect_change(old.effect(), new.effect())
         return cls(old, new, one.p, one.smallest_p, one.estimate, one.exact, one.count)
 
@@ -594,7 +591,6 @@ class ArmSample:
     probes: tuple[Floats, Floats] | None
 
     def effect(self) -> StudyEffect:
-        """Return the arm's effect under all relabellings."""
         return estimate_effect(self.baseline, self.arm, self.probes)
 
 

@@ -108,7 +108,6 @@ SENDER_TIMES = {
 
 
 def _streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
-    """Return the counters of every server's response streams."""
     arms = server_arms(records, cell.real_arms)
     columns: tuple[Column[ServerArm], ...] = (
         Column("arm", lambda arm: arm.arm, numeric=False),
@@ -145,7 +144,6 @@ CLIENT_TIMES = {
 
 
 def _client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
-    """Return the client's own cost with every server."""
     arms = server_arms(records, cell.real_arms)
     columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
     columns += [

@@ -254,7 +254,6 @@ def _predicted_text(cell: Cell, arm: ArmTime) -> str | None:
 
 
 def _time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
-    """Yield the sentences of the section: causes, counters, predictions."""
     for arm in division.arms:
         if arm.arm in cell.compared_arms:
             yield _cause_text(arm)

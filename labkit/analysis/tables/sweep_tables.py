@@ -48,7 +48,6 @@ class SweptOption:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers."""
         return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
 
 

@@ -89,7 +89,6 @@ class RunFailures:
 
     @property
     def first(self) -> Failure:
-        """The first of the runs."""
         return self.runs[0]
 
     @property
