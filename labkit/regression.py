@@ -115,10 +115,7 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
-    """Run a subject's study and return its results, or print its plan.
-
-    Raises ``KeyboardInterrupt`` if the study was interrupted.
-    """
+    """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
     from labkit.analysis.studies.study_analysis import cell_dirs
     from labkit.cli import hydra_arguments, run_study

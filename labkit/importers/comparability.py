@@ -28,10 +28,7 @@ OTHER_CASES = {
 
 
 def check_alike(runs: Sequence[ImportedRun]) -> None:
-    """Refuse copies, runs of different tools or work, and settings that differ within an arm.
-
-    Raises ``ResultFileError`` for the first such run.
-    """
+    """Raise ``ResultFileError`` for copies, other tools or work, or settings that vary in arms."""
     first = runs[0]
     files: dict[bytes, Path] = {}
     for file in dict.fromkeys(run.file for run in runs):
@@ -101,10 +98,7 @@ def _amounts(
     baseline: str,
     amounts: Callable[[ImportedRun], Mapping[str, float]],
 ) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield the amounts that differ: the name, the arm's values and the baseline's.
-
-    Runs that failed are left out: they were given less.
-    """
+    """Yield amounts that differ: name, the arm's values, the baseline's; failed runs had less."""
     whole = [run for run in runs if run.failure is None]
     for key in dict.fromkeys(key for run in whole for key in amounts(run)):
         own, base = (

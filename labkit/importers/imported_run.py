@@ -159,10 +159,7 @@ def _shown(value: Any) -> str:
 
 
 def has_fields(*names: str, listed: bool = False) -> Callable[[Any], bool]:
-    """Return a function that tells whether a document is an object with these fields.
-
-    ``listed``: or a list whose first item is one.
-    """
+    """Return whether a document is an object (``listed``: or a list of them) with these fields."""
 
     def recognises(document: Any) -> bool:
         one = document[0] if listed and isinstance(document, list) else document

@@ -48,10 +48,7 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The runs in blocks, each in the order in which they ran.
-
-    ``notes`` say what was done to get them.
-    """
+    """The runs in blocks, each in the order in which they ran; ``notes``: how that was found."""
 
     order: Order
     blocks: tuple[tuple[ImportedRun, ...], ...]

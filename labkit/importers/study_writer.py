@@ -58,10 +58,7 @@ class ImportedStudy:
 
     @classmethod
     def of(cls, runs: Sequence[ImportedRun]) -> ImportedStudy:
-        """Return the study of runs; the first run's arm is the baseline.
-
-        Raises ``ResultFileError`` if there are fewer than two arms, or runs cannot be compared.
-        """
+        """Return the study of runs, the first one's arm as baseline, or raise ``ResultFileError``."""
         arms = tuple(dict.fromkeys(str(run.arm) for run in runs))
         if len(arms) < 2:
             raise ResultFileError(f"{runs[0].file}: there is one arm; name others with --against")

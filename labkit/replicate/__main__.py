@@ -55,10 +55,7 @@ PROG = "python -m labkit.replicate"
 
 @dataclass(frozen=True)
 class AuthorsStudy:
-    """A study of the author's, its cells and analysis, and the folder for the reader's.
-
-    ``forecast``: what a replication will decide, one line per claim.
-    """
+    """A study of the author's, the folder for the reader's, and what that will decide."""
 
     path: StudyPath
     cells: tuple[AuthorsCell, ...]

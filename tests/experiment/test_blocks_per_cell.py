@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
 
-from labkit.analysis.robustness.caveats import caveats
+from planted_cells import caveats
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Isolation

@@ -86,10 +86,7 @@ class ArmBars:
 
 @dataclass(frozen=True)
 class CardBars:
-    """The bars of a card: one line for each arm, on one scale.
-
-    ``metric`` says what differs and which direction is better.
-    """
+    """The bars of a card, a line per arm, on one scale; ``metric`` names the better direction."""
 
     metric: str
     scale: IntervalScale

@@ -32,10 +32,7 @@ CAPTION = (
 
 
 def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | None:
-    """Return throughput and latency of every arm under every load, with the knees marked.
-
-    None if ``curves`` is empty.
-    """
+    """Return throughput and latency of each arm under each load, and the knees; None if empty."""
     if not curves:
         return None
     lines = [(curve, load) for curve in curves for load in curve.loads]

@@ -237,10 +237,7 @@ def request_timeline_section(report: CellSource) -> Iterator[ReportPart]:
 
 @dataclass(frozen=True)
 class _KVUtilization:
-    """An arm's peak reserved KV memory and the peak memory that held tokens (MiB).
-
-    Both are medians over the arm's runs.
-    """
+    """An arm's peak reserved KV memory, and the peak that held tokens (MiB): medians over runs."""
 
     arm: str
     reserved_mib: float

@@ -172,10 +172,7 @@ class CellData(ArmsByRole):
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """Number of blocks that a sweep's setting ran before an interim look dropped it.
-
-        Settings that were not dropped are left out.
-        """
+        """By sweep's setting that an interim look dropped, the number of blocks that it ran."""
         dropped: dict[str, int] = {}
         for look in self.design.looks_taken:
             for arm in self.arms if "kept" in look else ():
@@ -194,10 +191,7 @@ class CellData(ArmsByRole):
 
     @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
-        """Result of the machine probe that ran before each run's arm, by (block, position).
-
-        It is the mean log of the probe's times in microseconds.
-        """
+        """Mean log of the machine probe's times (us) before each arm, by (block, position)."""
         return probe_values(self.records)
 
     @cached_property
@@ -212,10 +206,7 @@ class CellData(ArmsByRole):
 
 
 def read_data(cell_dir: StudyPath) -> CellData:
-    """Read a cell's files.
-
-    Raises ``RecordError`` if a file is missing or not valid. The message names it.
-    """
+    """Read a cell's files; raise ``RecordError``, which names it, if one is missing or invalid."""
     arms, records = read_arms(cell_dir), read_runs(cell_dir)
     lost = not (cell_dir / "cell.json").is_file()
     facts = _undeclared(cell_dir, arms, records) if lost else read_cell(cell_dir)

@@ -34,10 +34,7 @@ class StoredValues:
     cell_dir: StudyPath
 
     def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
-        """Return an output's values, float32 [tokens, heads, head_dim].
-
-        Returns None if the values were not stored, or the file does not match the digest.
-        """
+        """Return an output's values, float32 [tokens, heads, head_dim]; None if lost or altered."""
         content = read_output_values(self.cell_dir, outputs["digest"])
         if content is None:
             return None

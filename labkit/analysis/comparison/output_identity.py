@@ -36,10 +36,7 @@ IDENTITY_CLAIMS = {
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """One case in one run, with outputs that differ from the reference run's.
-
-    ``where`` is a phrase that describes the first difference.
-    """
+    """A case in one run whose outputs differ from the reference run's; ``where``: in a phrase."""
 
     arm: str
     run: str
@@ -64,10 +61,7 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """All differences from the reference run, and each arm's agreement with it.
-
-    ``reference`` is None if the baseline has no successful run.
-    """
+    """All differences from the reference run (None: no successful one), and the arms' agreement."""
 
     reference: str | None
     differences: tuple[OutputDifference, ...]
@@ -174,10 +168,7 @@ def _difference(
 
 
 def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
-    """Return a phrase on where two outputs with different digests first differ.
-
-    None if they are compared as text and the texts agree.
-    """
+    """Return a phrase on where two unequal outputs first differ; None if they agree as texts."""
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
         return array_difference(a, b, values)

@@ -212,10 +212,7 @@ def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) ->
 
 
 def caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the caveats on arms that are servers.
-
-    The control is left out, because its caveats would repeat the baseline's.
-    """
+    """Yield the caveats on arms that are servers; the control's would repeat the baseline's."""
     for server_arm in server_arms([record for record in records if record.role != "control"]):
         yield from server_arm.caveats()
 

@@ -220,10 +220,7 @@ def _difference(row: MetricRow, one: Comparison, total_us: float) -> PartDiffere
 
 
 def _clocks(records: Sequence[Record]) -> tuple[float, float]:
-    """Return what the clocks add to a step, and the share of the tokens that they timed (%).
-
-    Both are medians over runs.
-    """
+    """Return what clocks add to a step and what share of tokens they timed: medians of runs (%)."""
     costs, shares = [], []
     for record in records:
         note = record.known_notes["step_parts"]

@@ -150,10 +150,7 @@ def _arm_quality(
 
 
 def limit_fields(quality: ArmQuality | None) -> dict[str, float | None]:
-    """Return an arm's quality as flat fields: ``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...
-
-    If ``quality`` is None, every field is None.
-    """
+    """Return a quality as flat fields: ``kl_mean``, ``kl_mean_low``, ...; None: each is None."""
     return {
         name + suffix: None if quality is None else getattr(quality.metrics[name], key)
         for name in IS_UPPER_LIMIT

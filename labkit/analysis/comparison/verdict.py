@@ -38,16 +38,6 @@ from labkit.analysis.statistics.power import (
 )
 from labkit.config import count_text
 
-VERDICT_WORDS = (
-    "better",
-    "worse",
-    "equivalent",
-    "trivial",
-    "inconclusive",
-    "invalid",
-    "estimate_only",
-    "computed",
-)
 EFFECTS = frozenset({"better", "worse", "trivial"})  # the words that claim a difference
 DECIDED_WORDS = EFFECTS | {"equivalent"}
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
@@ -60,17 +50,14 @@ IF_NO_DRIFT = "if nothing drifted between the arms' runs"  # of imported runs in
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict: one of :data:`VERDICT_WORDS`, and the reason for it if the word needs one."""
+    """A verdict: one of the words above, and the reason for it if the word needs one."""
 
     word: str
     reason: str | None = None
 
 
 def _exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
-    """Return whether the A/A control's unadjusted interval exceeds the margin.
-
-    False if there is no control or it has no interval.
-    """
+    """Return whether the A/A control has an unadjusted interval, and it exceeds the margin."""
     if control is None or control.ci_raw_pct is None:
         return False
     return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
@@ -155,10 +142,7 @@ def _bound_reason(comparison: Comparison) -> str | None:
 
 
 def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:
-    """Return a text with the smallest detectable effect and the blocks that a new study needs.
-
-    The new study is to detect the estimated effect (at least 1 %).
-    """
+    """Return the smallest detectable effect, and the blocks that the estimated one would take."""
     parts = []
     if comparison.p is not None and comparison.p <= criteria.alpha:
         parts.append(

@@ -195,10 +195,7 @@ def ratio_text(metric: MetricDefinition, effects: Sequence[float]) -> list[str]:
 def interval_phrase(
     metric: MetricDefinition, interval: tuple[float, float] | None, level: float | None = None
 ) -> str:
-    """Return an interval of an effect: ``95 % interval 3.2 to 5.0 %``; empty if it is unknown.
-
-    The limits name directions only if they differ.
-    """
+    """Return ``95 % interval 3.2 to 5.0 %``, with directions if they differ; empty if unknown."""
     if interval is None:
         return ""
     name = "interval" if level is None else f"{100 * level:g} % interval"

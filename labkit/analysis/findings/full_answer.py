@@ -190,10 +190,7 @@ def _not_decided(results: Sequence[Finding], baseline: str) -> str:
 
 
 def _detectable(undecided: Sequence[Finding]) -> str:
-    """Return a clause with the range of the smallest detectable effects of undecided rows.
-
-    If none is known, it gives the reason why the rows are undecided.
-    """
+    """Return the range of undecided rows' smallest detectable effects, or why they are so."""
     known = [(one.comparison.mde_pct, one.place) for one in undecided if one.comparison.mde_pct]
     if not known:
         return f" ({_reason(undecided)})"

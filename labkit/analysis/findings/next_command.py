@@ -75,10 +75,7 @@ def _without_identity(analysis: CellAnalysis, overrides: Sequence[str]) -> NextC
 
 
 def _overrides(analysis: CellAnalysis) -> Sequence[str]:
-    """Return a cell's overrides, which older manifests only have in the cell's name.
-
-    The result is empty if the name cannot be parsed.
-    """
+    """Return a cell's overrides, of older manifests by its name; empty if that cannot be parsed."""
     recorded: Sequence[str] | None = analysis.data.manifest.get("overrides")
     if recorded is not None:
         return recorded

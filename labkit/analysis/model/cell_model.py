@@ -142,10 +142,7 @@ class CellDesign:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of an article's table: values, differences, p-values and wins by arm.
-
-    ``names_metric``: whether the row names a metric or unit of its own.
-    """
+    """A row of an article's table; ``names_metric``: it names a metric or unit of its own."""
 
     case: str
     metric: str
@@ -374,10 +371,7 @@ class Cell(ArmsByRole):
 
     @cached_property
     def failure_outcomes(self) -> dict[str, str]:
-        """For every arm with failed runs, the names of their outcomes: ``oom, timeout``.
-
-        A run that another run of its process has ended is ``lost``.
-        """
+        """By arm, its failed runs' outcomes: ``oom, timeout``; ``lost`` if another run ended it."""
         outcomes: dict[str, list[str]] = {}
         for failure in self.failures:
             outcome = "lost" if failure.failed_by else failure.outcome

@@ -115,10 +115,7 @@ class Replication:
 
     @classmethod
     def read(cls, path: StudyPath) -> Replication:
-        """Read a ``replication.json``, which may come from anybody.
-
-        Raises ``RecordError`` if it is not such a file.
-        """
+        """Read a ``replication.json``, maybe of anybody; raise ``RecordError`` if it is none."""
         data = read_json(path)
         try:
             read = from_json(cls, data)

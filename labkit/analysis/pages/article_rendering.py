@@ -103,10 +103,7 @@ def table_archives(article: Path) -> list[Path]:
 
 
 def _is_in_indented_code(before: str) -> bool:
-    """Whether what follows ``before`` is in an indented block of code.
-
-    Below an item of a list, an indented line continues the item.
-    """
+    """Whether what follows is in an indented block of code, and not in an item of a list."""
     *lines, start = before.split("\n")
     if not start.startswith(("    ", "\t")):
         return False

@@ -148,10 +148,7 @@ def environment_line(environment: Json) -> str:
 
 
 def _import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
-    """Return a line per arm with the versions of packages that differ between the arms.
-
-    The list is empty if no arm has an environment of its own.
-    """
+    """Return each arm's differing package versions; none if no arm has its own environment."""
     imported: dict[str, dict[str, str]] = {}
     for record in records if any(arm.environment for arm in arms) else ():
         if record.ok and record.role != "control" and record.arm not in imported:
@@ -173,10 +170,7 @@ def _import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:
-    """Return lines on a run's time outside its measurement and on the observer's CPU time.
-
-    A line is left out if the records lack its numbers.
-    """
+    """Return lines on a run's time outside its measurement and the observer's share, if known."""
     records = list(records)
     start_ups = [s for record in records if record.ok and (s := record.start_up_s) is not None]
     if not start_ups:

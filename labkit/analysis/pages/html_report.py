@@ -29,10 +29,7 @@ SCRIPTS = ("charts.js", "report.js")  # in this order
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell on the page: its report, its label among the study's cells, and its chapters.
-
-    Each chapter has its sections with the parts that the page can show.
-    """
+    """A cell on the page: its report, its label, and chapters with the parts that HTML shows."""
 
     report: CellReport
     label: str
@@ -85,10 +82,7 @@ def overview_html(study: str, cells: Sequence[CellSummary], links: Sequence[str]
 
 
 def cell_html(study: str, cell: CellSummary, report: CellReport, markdown: str) -> str:
-    """Return a cell's own page, one folder below the study's.
-
-    ``markdown``: the file beside it with all lines of all tables.
-    """
+    """Return a cell's own page, one folder below the study's; ``markdown``: its file of all."""
     shown = [_page_cell(report, report.cell.name)]
     overviews = machine_overviews([cell])
     return _page(study, [cell], shown, overviews, home="../report.html", markdown=markdown)

@@ -75,10 +75,7 @@ def _summary(entries: Sequence[IndexEntry]) -> str:
 
 
 def render_index(root: Path, format_name: str) -> str:
-    """Return the index as ``md`` or ``html``.
-
-    Raises ``FormatError`` if ``format_name`` is neither ``md`` nor ``html``.
-    """
+    """Return the index as ``md`` or ``html``; raise ``FormatError`` for another format."""
     if format_name not in ("md", "html"):
         raise FormatError(f"--format {format_name} needs one study, but {root} holds several")
     text = index_markdown(root, _index_entries(root))

@@ -164,10 +164,7 @@ def write_replication(folder: Path, page: Replication) -> None:
 
 
 def replication_files(root: Path) -> list[Path]:
-    """Return the files that readers sent back: ``*replication*.json`` below a folder, sorted.
-
-    A study or a cell is no such folder.
-    """
+    """Return what readers sent back, sorted: ``*replication*.json`` below a folder, no study's."""
     if not root.is_dir() or is_cell(root) or root in study_dirs(root):
         return []
     levels = ("*/" * depth for depth in range(MAX_DEPTH + 1))
@@ -203,10 +200,7 @@ def _index(root: Path, refused: Mapping[str, str]) -> str:
 
 
 def write_replications(root: Path, refused: Mapping[str, str] | None = None) -> str:
-    """Write ``replications.md`` and ``.html`` into a folder; return a line about them.
-
-    ``refused``: by study, why it cannot run on this machine.
-    """
+    """Write ``replications.md`` and ``.html``, return a line. ``refused``: by study, why."""
     count = count_text(len(replication_files(root)), "replication")
     if refused:
         count += f", {len(refused)} cannot run here"

@@ -29,7 +29,7 @@ from labkit.analysis.pages.html_report import cell_html, overview_html, study_ht
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_headings, cell_summary
-from labkit.analysis.studies.cell_summary_cache import FilesState, read_stored, store
+from labkit.analysis.studies.cell_summary_cache import files_state, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
@@ -218,7 +218,7 @@ def _write_page(
     opened: StudyPath, path: StudyPath, folder: Path, cache: AnalysisCache
 ) -> CellSummary:
     """Write what is derived from one cell: its ``cell.json``, tables and pages."""
-    page, before = folder / PAGES / path.name, FilesState.of(path)
+    page, before = folder / PAGES / path.name, files_state(path)
     analysis = cache.cell(path)
     _write_cell(analysis)
     cell, (report,) = cell_summary(analysis), _reports(opened, [analysis], below=f"{PAGES}/")

@@ -27,7 +27,6 @@ from labkit.analysis.document.report_parts import (
     BulletList,
     Chapter,
     ChartPart,
-    PageList,
     Parts,
     PictureFile,
     Prose,
@@ -221,7 +220,7 @@ def _noise_and_sensitivity(report: CellReport) -> Parts:
 @section("For the record")
 def _for_the_record(report: CellReport) -> Parts:
     lines = report.caveats.for_the_record
-    return [PageList(lines)] if lines else []
+    return [BulletList(lines)] if lines else []
 
 
 WORK_SECTIONS = (dispatch_section, engine_counters_section, hit_and_acceptance_section)

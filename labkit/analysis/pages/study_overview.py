@@ -84,12 +84,12 @@ def machine_overviews(
     targets = links or [f"#cell{index}" for index in range(len(cells))]
     lines = list(map(CellLine, targets, labels, cells))
     overviews = []
-    for number, group in enumerate(groups, start=1):
-        own = [cells[index] for index in group.cells]
+    for number, (host, indices) in enumerate(groups.items(), start=1):
+        own = [cells[index] for index in indices]
         own_labels = cell_labels(own, LOAD_OPTIONS)
         overview = MachineOverview(
-            group.name if len(groups) > 1 else None,
-            cells_table([lines[index] for index in group.cells]) if len(cells) > 1 else None,
+            host if len(groups) > 1 else None,
+            cells_table([lines[index] for index in indices]) if len(cells) > 1 else None,
             load_curves(own, own_labels),
             stem if number == 1 else f"{stem}-{number}",
             serving_capacities(own, own_labels),
@@ -108,10 +108,7 @@ class CellLine:
 
 
 def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
-    """Return a table of cells, each with its answer and gates.
-
-    Cells without arms to compare also show their medians.
-    """
+    """Return a table of cells with answers and gates, and medians where nothing is compared."""
     values = _values([line.cell for line in lines])
     columns: tuple[Column[CellLine], ...] = (
         Column("cell", lambda c: c.label, numeric=False, link=lambda c: c.link),
@@ -184,10 +181,7 @@ def _note(capacities: Sequence[ServingCapacity]) -> str:
 
 
 def capacity_chart(one: ServingCapacity) -> ChartPart:
-    """Return a chart of an arm's goodput (the share of requests within the limits) by rate.
-
-    The capacity's interval is shaded.
-    """
+    """Return an arm's goodput (the share of requests within limits) by rate, capacity shaded."""
     loads = one.loads
     place = {load.rate: float(index) for index, load in enumerate(loads)}
     chart = Chart(

@@ -53,12 +53,6 @@ class RankedCaveats:
     for_the_record: tuple[str, ...]
 
 
-def caveats(analysis: CellAnalysis) -> list[str]:
-    """Return the caveats on a cell's numbers, those that could change the answer first."""
-    ranked = ranked_caveats(analysis)
-    return [*ranked.could_change, *ranked.for_the_record]
-
-
 def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     """Return the caveats on a cell's numbers in two ranks."""
     could_change = [
@@ -87,10 +81,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
 def _machines(
     analysis: CellAnalysis, find: Callable[[Sequence[Record]], Iterator[str]]
 ) -> Iterator[str]:
-    """Yield the caveats that ``find`` returns for each host's successful runs.
-
-    If there are several hosts, each caveat begins with the host's name.
-    """
+    """Yield what ``find`` says of each host's successful runs, after its name if several."""
     hosts = group_by_host([record for record in analysis.data.records if record.ok])
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""

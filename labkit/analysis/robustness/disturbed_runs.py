@@ -115,10 +115,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def probe_us(record: Record) -> float | None:
-    """Return the geometric mean of the probe's kernel times (us) before the arm.
-
-    Returns None if none was recorded.
-    """
+    """Return the geometric mean of the probe's times (us) before the arm; None if not recorded."""
     times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
     return statistics.geometric_mean(times) if times else None
 
@@ -140,10 +137,7 @@ def steal_share(record: Record) -> float | None:
 
 
 def memory_wait_share(record: Record) -> float | None:
-    """Return the share of a run (0 to 1) in which a process waited for memory (Linux PSI).
-
-    Returns None if it was not recorded.
-    """
+    """Return the share (0 to 1) of a run in which a process waited for memory (PSI), or None."""
     start, end = (
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
@@ -157,10 +151,7 @@ def memory_wait_share(record: Record) -> float | None:
 
 
 def clock_mhz(record: Record) -> float | None:
-    """Return the CPU's clock in a run (MHz): the median sample, or the clock at the start.
-
-    Returns None if neither was recorded.
-    """
+    """Return the CPU's clock in a run (MHz), the median sample or that at the start, or None."""
     sampled = samples(record, "mhz")
     if sampled:
         return statistics.median(sampled)

@@ -102,10 +102,7 @@ def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Return each primary row's case, and its metric's correlation with the probe (-1 to 1).
-
-    A row is left out if a run has no probe or if there are too few runs.
-    """
+    """Return primary rows' cases and their metrics' correlations with the probe, where known."""
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
     correlations = ((row.case, _correlation(row, data)) for row in rows)

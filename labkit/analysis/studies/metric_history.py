@@ -134,10 +134,7 @@ def metric_history(root: Path, metric: str) -> list[Series]:
 
 
 def _num_tested(lengths: Sequence[int]) -> int:
-    """Return how many of the longest series are tested: as many as can all find a change together.
-
-    ``lengths``: the longest first.
-    """
+    """Return how many of the longest series (``lengths``) can all find a change together."""
     return max((n for n, k in enumerate(lengths, 1) if k >= fewest_values(ALPHA / n)), default=0)
 
 

@@ -324,7 +324,7 @@ def summarise_study(
         SCHEMA_VERSION,
         study_name(study_dir),
         max(cell.entry.status for cell in cells),
-        tuple(machine.name for machine in host_groups([cell.entry.machine for cell in cells])),
+        tuple(host_groups([cell.entry.machine for cell in cells])),
         entries,
         family,
     )

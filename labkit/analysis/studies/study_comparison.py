@@ -154,7 +154,6 @@ class _ArmChange:
     old: ArmSample
     new: ArmSample
     p: float
-    smallest_p: float
     estimate: float
     exact: bool
     count: int
@@ -162,7 +161,7 @@ class _ArmChange:
     @classmethod
     def of(cls, old: ArmSample, new: ArmSample) -> _ArmChange:
         one = effect_change(old.effect(), new.effect())
-        return cls(old, new, one.p, one.smallest_p, one.estimate, one.exact, one.count)
+        return cls(old, new, one.p, one.estimate, one.exact, one.count)
 
     @property
     def blocks(self) -> int:
@@ -172,14 +171,6 @@ class _ArmChange:
     def effect(self) -> EffectChange:
         """Return the change with its null distribution."""
         return effect_change(self.old.effect(), self.new.effect())
-
-
-def compare_studies(
-    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
-) -> StudyComparison:
-    """Compare two studies row by row, arm by arm, as :func:`compare_with_first` does."""
-    (comparison,) = compare_with_first(old, [new], margin_pct)
-    return comparison
 
 
 def compare_with_first(

@@ -155,11 +155,9 @@ def count_or_measure_text(value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else significant_text(value, 3)
 
 
-def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates] | None:
-    """Return every arm's attainable and attained rates, or None if the records have none."""
+def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates]:
+    """Return the attainable and attained rates of every arm that has some."""
     rates = hit_and_acceptance_rates(cell.real_arms, records)
-    if not rates:
-        return None
     columns = [
         _share_column("prefix hits attainable", lambda arm: arm.attainable_hits, rates),
         _share_column("attained", lambda arm: arm.hits, rates),

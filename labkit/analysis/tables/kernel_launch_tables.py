@@ -16,7 +16,6 @@ from labkit.analysis.document.report_parts import (
     BulletList,
     CellSource,
     ChartPart,
-    PageList,
     Parts,
     PictureFile,
     ReportPart,
@@ -40,10 +39,10 @@ HOST_TIMES = ("map_us", "plan_us")
 MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
 
 
-def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
+def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm]:
     """Return the median times of launches in a chain, of single launches and of empty launches.
 
-    None if no arm ran on a device with a launch queue.
+    It has no lines if no arm ran on a device with a launch queue.
     """
     samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
@@ -55,8 +54,6 @@ def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndA
                 by_name.setdefault(metric.name, []).append(median(metric.repeats))
             for name in ("launches", *LAUNCH_NOTES):
                 by_name.setdefault(name, []).append(median(_as_list(case.notes[name])))
-    if not samples:
-        return None
     times = {key: _launch_medians(by_name) for key, by_name in samples.items()}
     columns = (
         Column[CaseAndArm]("batch", lambda key: key[0], numeric=False),
@@ -151,15 +148,12 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
     return times
 
 
-def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
+def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
     """Return the host's time per step to build the maps (us), as each arm's median over runs.
 
-    Each arm has a second column if the records have the time to build the whole plan. The result is
-    None if the records have neither time.
+    Each arm has a second column if the records have the time to build the whole plan.
     """
     times = host_times(records)
-    if not times:
-        return None
 
     def median_text(arm: str, name: str) -> Callable[[str], str]:
         def value(case: str) -> str:
@@ -203,7 +197,6 @@ def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
     if reasons:
         sentences.append(f"No hardware counters: {'; '.join(sorted(reasons))}.")
     yield BulletList(sentences)
-    yield PageList(sentences)
 
 
 def _work_texts(report: CellSource, arm: str) -> Iterator[str]:

@@ -36,12 +36,10 @@ CLIENT_NOTE = (
 )
 
 
-def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
-    """Return the outcomes of every arm's requests, or None if no record notes them."""
+def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
+    """Return the outcomes of every arm's requests, as far as records note them."""
     notes = traffic_notes(records)
     arms = [arm for arm in cell.real_arms if arm in notes]
-    if not arms:
-        return None
     all_notes = [note for arm_notes in notes.values() for note in arm_notes]
     open_loop = any("late_ms" in note for note in all_notes)
     columns = [Column[str]("arm", str, numeric=False)]

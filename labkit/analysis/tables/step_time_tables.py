@@ -12,7 +12,6 @@ from labkit.analysis.document.report_parts import (
     BulletList,
     CellSource,
     ChartPart,
-    PageList,
     PictureFile,
     ReportPart,
     TablePart,
@@ -107,7 +106,6 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
         return
     sentences = list(_time_sentences(cell, division))
     yield BulletList(sentences)
-    yield PageList(sentences)
     yield TablePart(time_table(cell, division))
     for arm in division.arms:
         if arm.arm in cell.compared_arms:

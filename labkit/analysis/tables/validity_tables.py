@@ -51,14 +51,12 @@ def _output_noun(cell: Cell, records: Sequence[Record]) -> str:
     return "requests" if all(row.case == "all" for row in cell.rows) else "token rows"
 
 
-def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement] | None:
+def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]:
     """Return the number of every arm's outputs that agree with the reference run's.
 
-    ``noun``: plural noun for the outputs (:func:`_output_noun`). None if nothing was compared.
+    ``noun``: plural noun for the outputs (:func:`_output_noun`).
     """
     agreements = [agreement for agreement in report.agreement if agreement.total]
-    if not agreements:
-        return None
 
     def first_difference(agreement: OutputAgreement) -> str:
         first = report.first(agreement.arm)

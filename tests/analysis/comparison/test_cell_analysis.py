@@ -18,7 +18,7 @@ from labkit.analysis.findings import verdict_sentences as verdict_sentences_modu
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.terminal_report import print_cell
-from labkit.analysis.robustness.caveats import caveats
+from planted_cells import caveats
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,

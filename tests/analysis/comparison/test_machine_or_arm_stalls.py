@@ -19,10 +19,10 @@ from labkit.analysis.comparison.machine_or_arm_stalls import (
 )
 from labkit.analysis.comparison.verdict import Verdict
 from labkit.analysis.number_format import p_text
-from labkit.analysis.robustness.caveats import caveats
+from planted_cells import caveats
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.studies.study_comparison import compare_studies
+from planted_cells import compare_studies
 from labkit.records import Arm
 
 BLOCKS = 10

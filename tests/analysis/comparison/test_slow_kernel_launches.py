@@ -14,7 +14,7 @@ from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict
 from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.studies.study_comparison import compare_studies
+from planted_cells import compare_studies
 
 ARM = "seq_map"
 

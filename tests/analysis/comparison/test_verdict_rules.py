@@ -25,7 +25,7 @@ from labkit.analysis.comparison.verdict import (
 )
 from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.number_format import bound_text
-from labkit.analysis.robustness.caveats import caveats
+from planted_cells import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.equivalence_test import Equivalence

@@ -16,7 +16,7 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render
 from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_comparison import compare_studies
+from planted_cells import compare_studies
 from labkit.analysis.tables.results_table import results_table
 
 
