@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from labkit.analysis.comparison.output_identity import StoredValues, compare_outputs
+from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.robustness.caveats import ranked_caveats
 from labkit.analysis.studies.study_comparison import compare_with_first
@@ -38,7 +38,7 @@ def output_difference(reference, outputs, claim="none"):
         Record(arm, role, 0, 0, 0, "ok", "now", cases=(CaseRecord("case", outputs=given),))
         for arm, role, given in (("base", "baseline", reference), ("new", "arm", outputs))
     ]
-    first = compare_outputs(records, ["base", "new"], StoredValues(None), claim).first("new")
+    first = compare_outputs(records, ["base", "new"], None, claim).first("new")
     return None if first is None else first.where
 
 

@@ -58,7 +58,7 @@ class ImportedStudy:
 
     @classmethod
     def of(cls, runs: Sequence[ImportedRun]) -> ImportedStudy:
-        """Return the study of runs, the first one's arm as baseline, or raise ``ResultFileError``."""
+        """Return the study of runs, the first's arm as baseline, or raise ``ResultFileError``."""
         arms = tuple(dict.fromkeys(str(run.arm) for run in runs))
         if len(arms) < 2:
             raise ResultFileError(f"{runs[0].file}: there is one arm; name others with --against")

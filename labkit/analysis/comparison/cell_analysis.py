@@ -6,6 +6,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,7 +21,6 @@ from labkit.analysis.comparison.arm_comparison import (
     effect_pct,
 )
 from labkit.analysis.comparison.best_setting import best_settings
-from labkit.analysis.comparison.first_output_difference import StoredValues
 from labkit.analysis.comparison.machine_or_arm_stalls import (
     StallAttribution,
     as_measured,
@@ -158,17 +158,11 @@ class CellData(ArmsByRole):
     @cached_property
     def blocks_done(self) -> tuple[int, ...]:
         """The blocks in which every run has left a record."""
+        counts = Counter(record.block for record in self.records)
+        dropped = self.dropped.values()  # numbers of blocks, after which an arm has no runs
+        arms = {block: len(self.arms) - sum(end <= block for end in dropped) for block in counts}
         runs = self.design.runs_per_block
-        counts: dict[int, int] = {}
-        for record in self.records:
-            counts[record.block] = counts.get(record.block, 0) + 1
-        return tuple(
-            sorted(block for block, n in counts.items() if n >= runs * self._num_arms(block))
-        )
-
-    def _num_arms(self, block: int) -> int:
-        """Return how many arms run in a block: all but those that an earlier look dropped."""
-        return len(self.arms) - sum(after <= block for after in self.dropped.values())
+        return tuple(sorted(block for block, n in counts.items() if n >= runs * arms[block]))
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
@@ -462,7 +456,12 @@ class CellAnalysis:
             ),
             gates={name: gate.result() for name, gate in self.gates.items()},
             rows=rows,
-            failures=tuple(_failure(r) for r in data.records if not r.ok),
+            failures=tuple(
+                Failure(r.run, r.outcome, r.detail, notes.get("failed_by"), notes.get("log"))
+                for r in data.records
+                if not r.ok
+                for notes in [r.known_notes]
+            ),
             environment=self.environment,
             published=Published(published) if published is not None else None,
             overrides=None if overrides is None else tuple(overrides),
@@ -512,7 +511,7 @@ def analyse(
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
     claim = data.arms[0].identity
-    report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
+    report = output_identity.compare_outputs(data.records, names, cell_dir, claim)
     gate_results = {
         "healthy": validity_gates.healthy(data.records, data.arms, data.design.across_hosts),
         "engaged": validity_gates.engaged(data.records, data.arms),
@@ -554,11 +553,6 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
     return analyse(cell_dir).cell.to_json()
 
 
-def _failure(record: Record) -> Failure:
-    notes = record.known_notes
-    return Failure(
-        record.run, record.outcome, record.detail, notes.get("failed_by"), notes.get("log")
-    )
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:

@@ -188,8 +188,6 @@ def run_value(repeats: Sequence[float]) -> float:
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
-def _median_over_rounds(baseline: Floats, arm: Floats) -> float:
-    return float(_medians(arm - baseline))
 
 
 def _middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
@@ -212,7 +210,8 @@ def mean_over_rounds(baseline: Floats, arm: Floats) -> float:
 
 
 OVER_ROUNDS: Mapping[str, Callable[[Floats, Floats], float]] = {
-    "median": _median_over_rounds,  # records without a note (until November 2026)
+    # Records without a note (until November 2026) have the median.
+    "median": lambda baseline, arm: float(_medians(arm - baseline)),
     "middle_half": _middle_half_over_rounds,
     "mean": mean_over_rounds,
 }
@@ -259,8 +258,8 @@ def build_rows(
     """Build a cell's rows: cases in the order of the records, each case's primary metrics first.
 
     ``paired_baseline``: the baseline's name if the arms of a block were interleaved in one process,
-    else None. ``metrics``: the primary metrics, the most important first; if empty, the records mark
-    them. Raises ``RecordError`` if an interleaved arm has not as many repeats as the baseline.
+    else None. ``metrics``: the primary metrics, the most important first; if empty, the records
+    mark them. Raises ``RecordError`` if an interleaved arm has not as many repeats as the baseline.
     """
     cases: dict[str, dict[str, MetricRow]] = {}
     skipped: dict[str, str] = {}
@@ -367,18 +366,15 @@ def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
     if row.unit_value is not None:
         by_block = row.by_block(arm)
         return np.array([by_block[b] for b in blocks], np.float64) / row.unit_value
-    if row.paired_baseline is not None and arm != row.paired_baseline:
-        return _paired_values(row, arm, blocks)
-    values = row.by_block(arm)
-    return np.log(np.array([values[b] for b in blocks], np.float64))
-
-
-def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return the baseline's log values plus the arm's log ratios, float64 [blocks, 1]."""
+    values = row.by_block(arm if row.paired_baseline is None else row.paired_baseline)
+    logs: Floats = np.log(np.array([values[b] for b in blocks], np.float64))
+    if row.paired_baseline in (None, arm):
+        return logs
     baseline, ratio = str(row.paired_baseline), OVER_ROUNDS[row.over_rounds]
-    ratios = [ratio(logs[baseline], logs[arm]) for logs in map(row.rounds, blocks)]
-    paired: Floats = log_values(row, baseline, blocks) + np.array(ratios)[:, None]
-    return paired
+    ratios = [ratio(rounds[baseline], rounds[arm]) for rounds in map(row.rounds, blocks)]
+    return logs + np.array(ratios)[:, None]
+
+
 
 
 def arm_values(values: Sequence[RunValue]) -> ArmValues:

@@ -186,8 +186,8 @@ def _days(started: str) -> float:
 def write_history(root: Path, metric: str) -> HistoryPage:
     """Write the pages of a metric's history into a folder of studies.
 
-    Raises ``RecordError`` if a record is not valid or was edited, or no study has the metric. Nothing
-    has been written then.
+    Raises ``RecordError`` if a record is not valid or was edited, or no study has the metric; then
+    nothing has been written.
     """
     page = HistoryPage(root, metric, metric_history(root, metric))
     write_text(page.path.with_suffix(".md"), page.markdown())

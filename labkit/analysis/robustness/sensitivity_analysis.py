@@ -36,7 +36,6 @@ from labkit.analysis.statistics.effect_size import (
 )
 from labkit.analysis.statistics.permutation_test import (
     Floats,
-    Relabellings,
     pool_by_block,
     relabellings,
     two_sided_p,
@@ -214,20 +213,14 @@ def _results(tasks: Sequence[_Task], alphas: Sequence[float]) -> list[Sensitivit
         differences = labels.mean_differences(np.stack(values, axis=1))
         for column, i in enumerate(members):
             null = differences[:, column]
-            results[i] = _result(tasks[i], null, labels, alphas[tasks[i].row])
+            task, limits = tasks[i], breakpoints(null, labels.label_correlation)
+            results[i] = SensitivityResult(
+                row=task.row,
+                arm=task.arm,
+                how=task.how,
+                effect_pct=to_percent(task.estimate(task.base, task.other)),
+                ci_pct=interval_to_percent(limits.interval(alphas[task.row])),
+                p=two_sided_p(null),
+                blocks=blocks,
+            )
     return [results[i] for i in range(len(tasks))]
-
-
-def _result(
-    task: _Task, null_distribution: Floats, labels: Relabellings, alpha: float
-) -> SensitivityResult:
-    limits = breakpoints(null_distribution, labels).interval(alpha)
-    return SensitivityResult(
-        row=task.row,
-        arm=task.arm,
-        how=task.how,
-        effect_pct=to_percent(task.estimate(task.base, task.other)),
-        ci_pct=interval_to_percent(limits),
-        p=two_sided_p(null_distribution),
-        blocks=len(task.base),
-    )

@@ -335,7 +335,7 @@ def _compare_control(item: _ArmPair) -> Comparison:
 def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Comparison:
     assert item.change is not None
     change, criteria = item.change.effect(), item.pair.criteria
-    points = breakpoints(change.null_distribution, change)
+    points = breakpoints(change.null_distribution, change.label_correlation)
     low, high = interval_to_percent(points.interval(level)) or (None, None)
     raw = interval_to_percent(points.interval(criteria.alpha)) or (None, None)
     equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)

@@ -55,13 +55,17 @@ def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndA
             for name in ("launches", *LAUNCH_NOTES):
                 by_name.setdefault(name, []).append(median(_as_list(case.notes[name])))
     times = {key: _launch_medians(by_name) for key, by_name in samples.items()}
+
+    def at(name: str) -> Callable[[CaseAndArm], float | None]:
+        return lambda key: times[key][name]
+
     columns = (
         Column[CaseAndArm]("batch", lambda key: key[0], numeric=False),
         Column("arm", lambda key: key[1], numeric=False),
-        Column("launches in a chain", lambda key: times[key]["launches"], "{:,.0f}".format),
-        Column("in a chain (µs)", lambda key: times[key]["chain"], value_text),
-        Column("by itself (µs)", lambda key: times[key]["single"], value_text),
-        *(_launch_column(name, heading, times) for name, heading in LAUNCH_NOTES.items()),
+        Column("launches in a chain", at("launches"), "{:,.0f}".format),
+        Column("in a chain (µs)", at("chain"), value_text),
+        Column("by itself (µs)", at("single"), value_text),
+        *(Column(heading, at(name), value_text) for name, heading in LAUNCH_NOTES.items()),
     )
     cases = dict.fromkeys(case for case, _ in samples)
     lines = [(case, arm) for case in cases for arm in cell.real_arms if (case, arm) in samples]
@@ -82,12 +86,6 @@ def _launch_medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float |
     medians["chain"] = medians["dispatch_us"] if is_chain else None
     medians["single"] = medians["single_us" if is_chain else "dispatch_us"]
     return medians
-
-
-def _launch_column(
-    name: str, heading: str, times: Mapping[CaseAndArm, Mapping[str, float | None]]
-) -> Column[CaseAndArm]:
-    return Column(heading, lambda key: times[key][name], value_text)
 
 
 def _as_list(value: Any) -> Sequence[float]:

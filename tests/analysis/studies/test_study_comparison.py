@@ -125,7 +125,7 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
     false, covered = 0, 0
     for _ in range(400):
         change = simulated_change(rng, sds, changed, follows)
-        limits = breakpoints(change.null_distribution, change).interval(0.05)
+        limits = breakpoints(change.null_distribution, change.label_correlation).interval(0.05)
         covered += limits is None or limits[0] <= changed <= limits[1]
         false += changed == 0 and change.p <= 0.05
     assert covered / 400 >= 0.92
@@ -153,7 +153,7 @@ def test_noise_that_follows_the_probe_is_removed():
             both = [estimate_effect(v[0], v[1], (p[0], p[1]) if known else None)
                     for v, p in zip(values, probe, strict=True)]  # fmt: skip
             change = effect_change(*both)
-            low, high = breakpoints(change.null_distribution, change).interval(0.05)
+            low, high = breakpoints(change.null_distribution, change.label_correlation).interval(0.05)
             widths.append(high - low)
     assert np.median(with_probe) < 0.4 * np.median(without)
 

@@ -119,7 +119,7 @@ def effect_change_of(old, new, case="a", probes_used=(False, False)):
 
 
 def interval_pct(change, alpha):
-    limits = breakpoints(change.null_distribution, change).interval(alpha)
+    limits = breakpoints(change.null_distribution, change.label_correlation).interval(alpha)
     return tuple(map(to_percent, limits))
 
 
