@@ -194,11 +194,7 @@ def _compare(
     criteria: DecisionCriteria,
     alpha: float,
 ) -> Comparison:
-    """Return the comparison of an arm with the baseline in one row.
-
-    ``alpha`` is the row's own significance level within its family (:func:`.per_row_alphas`). It
-    determines the minimum detectable effect.
-    """
+    """Compare two arms in a row; ``alpha``: the row's own, which gives the detectable effect."""
     blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)
     alone, interval = test.inverted_test(), adjusted.interval(criteria.alpha)

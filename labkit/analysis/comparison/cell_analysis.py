@@ -221,11 +221,7 @@ def read_data(cell_dir: StudyPath) -> CellData:
 def _undeclared(
     cell_dir: StudyPath, arms: Sequence[Arm], records: Sequence[Record]
 ) -> dict[str, Any]:
-    """Return a substitute for a lost ``cell.json``, inferred from the runs.
-
-    The declared design is unknown: alpha and margin are the config schema's defaults, and
-    ``declared`` is False, so nothing is claimed.
-    """
+    """Return a substitute for a lost ``cell.json``, from the runs; nothing is claimed with it."""
     blocks = {record.block for record in records}
     runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
     together = [record for record in records if record.known_notes.get("together")]
@@ -556,10 +552,7 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:
-    """Describe an arm, with the medians of its counters over its runs.
-
-    With an even number of runs, the median is the larger of the middle two: a count that occurred.
-    """
+    """Return an arm with its counters' medians, of an even number the larger of the middle two."""
     runs = [r.counters for r in records if r.arm == arm.name and r.counters]
     names = list(dict.fromkeys(name for counters in runs for name in counters))
     medians = {name: median_high(float(c.get(name, 0.0)) for c in runs) for name in names}

@@ -191,10 +191,7 @@ def run_value(repeats: Sequence[float]) -> float:
 
 
 def _middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
-    """Return the mean of the middle half of the log ratios (the interquartile mean).
-
-    If a quarter of the rounds is no whole number, the outermost two count in part.
-    """
+    """Return the interquartile mean of the log ratios; its outermost two may count in part."""
     ratios = np.sort(arm - baseline)
     cut, part = divmod(len(ratios) / 4, 1)
     weights = np.zeros(len(ratios))

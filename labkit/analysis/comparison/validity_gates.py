@@ -127,10 +127,7 @@ def _aftermath(record: Record, records: Sequence[Record]) -> str:
 
 
 def _never_ran(gate: Gate, arm: Arm, records: Iterable[Record]) -> bool:
-    """Fail the gate if no run of ``arm`` succeeded, and return whether it failed.
-
-    No cause is added, because the *healthy* gate already makes the verdicts invalid.
-    """
+    """Return whether no run of ``arm`` succeeded; then the gate fails (*healthy* says why)."""
     if any(r.arm == arm.name and r.outcome in MEASURED_OUTCOMES for r in records):
         return False
     gate.status = "fail"
@@ -139,10 +136,7 @@ def _never_ran(gate: Gate, arm: Arm, records: Iterable[Record]) -> bool:
 
 
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
-    """Return a mapping from host name to a run on it, for each group that must share a host.
-
-    The groups are the blocks if ``by_block``, else the whole cell is one group.
-    """
+    """Return a run by host, for each group that must share one: blocks, or the whole cell."""
     groups: dict[int, dict[str, str]] = {}
     for record in records:
         for state in (record.environment, record.environment_end):

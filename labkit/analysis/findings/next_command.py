@@ -57,10 +57,7 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
 
 
 def _without_identity(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
-    """Return the command without the identity that ``ablation=none`` claims, if that alone fails.
-
-    None if the command chose the claim, itself or with an ablation or experiment.
-    """
+    """Return the command that drops the default claim of identity if that alone failed."""
     chosen = ("ablation=", "ablation.claims", "experiment=")
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if failed != ["identical"] or any(

@@ -204,10 +204,7 @@ class PlaceholderFunctions:
         return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
-        """Return a cell's report and a link to the page with its records.
-
-        Raises :class:`ArticleError` if the cell is incomplete or a gate failed.
-        """
+        """Return a cell's report and a link to its page; raise :class:`ArticleError` if invalid."""
         folder = self._study(study)
         reports = {report.analysis.name: report for report in self._reports(folder)}
         if cell is None and len(reports) > 1:
@@ -311,11 +308,7 @@ def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
 
 
 def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
-    """Return number ``what`` of an arm in a row, as text.
-
-    ``what`` names a statistic of the arm, of its comparison with the baseline or of its launches,
-    or a published number.
-    """
+    """Return number ``what`` of an arm, its comparison, its launches or an article, as text."""
     values, comparison = row.arms[arm], row.comparison(arm)
     texts = {
         name: _quantile_text(getattr(values, name), row.unit) for name in ("median", "q1", "q3")

@@ -152,7 +152,9 @@ def _table(root: Path, series: Series) -> Table[HistoryPoint]:
 
 def _chart(series: Series) -> str:
     """Return the series as an ``<svg>``: a point per study, segment medians and changes."""
-    times = [_days(point.started) for point in series.points]
+    times = [
+        datetime.fromisoformat(point.started).timestamp() / 86_400 for point in series.points
+    ]
     if len(times) < 2:
         return ""
     first = min(times)
@@ -177,10 +179,6 @@ def _chart(series: Series) -> str:
         tip = f"{_place(point)}: {value_text(point.value, series.unit)} {unit_name(series.unit)}"
         chart.dot(day, y(point.value), "dot", tip=tip)
     return chart_svg(chart)
-
-
-def _days(started: str) -> float:
-    return datetime.fromisoformat(started).timestamp() / 86_400
 
 
 def write_history(root: Path, metric: str) -> HistoryPage:

@@ -132,21 +132,17 @@ def _machine_states(cells: Sequence[CellSummary]) -> dict[str, list[str]]:
 
 
 def _page_cell(report: CellReport, label: str) -> PageCell:
+    macros = _template("report_parts.html.j2").module  # a macro for each kind of part
     chapters = []
     for chapter in HTML_CHAPTERS:
         sections = [
             (section, parts)
             for section in (*chapter.sections, *chapter.folded_sections)
-            if (parts := _shown(section.parts(report)))
+            if (parts := [part for part in section.parts(report) if hasattr(macros, part.kind)])
         ]
         if sections:
             chapters.append((chapter, sections))
     return PageCell(report, label, chapters)
-
-
-def _shown(parts: Parts) -> Parts:
-    macros = _template("report_parts.html.j2").module  # a macro for each kind of part
-    return [part for part in parts if hasattr(macros, part.kind)]
 
 
 def _template(name: str) -> Any:

@@ -129,11 +129,7 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
 
 
 def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]:
-    """Return the cells' entries in ``study.json``.
-
-    Analyse the study if the file lacks a cell or a cell's later runs, or has the words of an older
-    version of labkit.
-    """
+    """Return the cells' entries in ``study.json``, or analyse them if it lacks runs or is older."""
     if (study / "study.json").is_file():
         listed = Study.from_json(read_json(study / "study.json")).cells
         older = any(word in OLDER_VERDICTS for entry in listed for word in entry.verdicts)

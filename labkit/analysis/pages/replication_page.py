@@ -173,10 +173,7 @@ def replication_files(root: Path) -> list[Path]:
 
 
 def _index(root: Path, refused: Mapping[str, str]) -> str:
-    """Return a table of who replicated what, on which kind of machine, by study.
-
-    A file that cannot be read has a line with the reason, and so has a study that was refused.
-    """
+    """Return a table of who replicated what and where, or why a file or study has no result."""
     words = [word.value for word in ReplicationWord]
     blank = [""] * (5 + len(words))
     lines = [(name, f"cannot run here: {reason}", *blank) for name, reason in refused.items()]

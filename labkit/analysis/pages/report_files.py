@@ -243,16 +243,18 @@ def _reports(
 ) -> list[CellReport]:
     """Return the cells' reports. ``below``: the folder of their page, relative to the study's."""
     up = "../" * below.count("/")
+
+    def record_folder(cell_dir: StudyPath) -> str:
+        if isinstance(opened, ArchivePath):  # the archive lies beside the folder of reports
+            return f"{up}../{opened.file.name}#{cell_dir.name}/"
+        return up if cell_dir == opened else f"{up}{cell_dir.name}/"
+
     return [
-        CellReport(analysis, f"{up}{_record_folder(analysis, opened)}", f"cell{index}")
+        CellReport(analysis, record_folder(analysis.data.dir), f"cell{index}")
         for index, analysis in enumerate(analyses)
     ]
 
 
-def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
-    if isinstance(study_dir, ArchivePath):  # the archive lies beside the folder of reports
-        return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
-    return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
 
 def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:

@@ -258,10 +258,7 @@ def terminal_table(
 
 
 def _column_widths(smallest: Sequence[int], largest: Sequence[int], room: int) -> list[int] | None:
-    """Return the widths of columns that share ``room`` characters; None if it is too small.
-
-    Every column gets its smallest width. The rest is divided equally among those that can use it.
-    """
+    """Return columns' widths; what ``room`` is left is divided equally; None if it is too small."""
     left = room - sum(smallest)
     if left < 0:
         return None

@@ -256,11 +256,7 @@ def _machine_changes(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _machine_caveats(records: Sequence[Record]) -> Iterator[str]:
-    """Yield a caveat for each kind of disturbance of the runs by the machine.
-
-    The disturbances are derived from the runs' machine fingerprints, the probe that each run's
-    process ran before its arm, and the observer's samples.
-    """
+    """Yield caveats from the runs' fingerprints, probes before their arms, and observers."""
     yield from _busy(records)
     clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
     if clocks and max(clocks) / min(clocks) - 1 > MAX_CLOCK_VARIATION:

@@ -80,10 +80,7 @@ def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _disturbances(
     record: Record, median_probe: float | None, median_clock: float | None
 ) -> Iterator[Disturbance]:
-    """Yield a run's disturbances.
-
-    ``median_probe`` (us) and ``median_clock`` (MHz) are medians over the runs on the run's host.
-    """
+    """Yield a run's disturbances; the medians (us, MHz) are those of its host's runs."""
     probe = probe_us(record)
     if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
         yield Disturbance(f"the probe was {100 * (probe / median_probe - 1):.0f} % slow")

@@ -177,11 +177,7 @@ def _undisturbed(
 
 
 def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
-    """Yield the task that includes the machine's stalls if the verdict excludes them.
-
-    If the verdict includes stalls, the task excludes them. There is no task if stalls did not
-    change the row. Launches are compared by their mean.
-    """
+    """Yield the task with stalls if the verdict excludes them, and vice versa, or of the means."""
     data = analysis.data
     if not analysis.differs(index):
         return

@@ -327,10 +327,7 @@ def _with_joint_draws(
 def _cell_p(
     tests: Sequence[RowPermutations], draws: NDArray[np.int64], elsewhere: Floats
 ) -> list[float]:
-    """Return the p-values of one cell's rows.
-
-    ``elsewhere`` is the largest residual statistic in the other cells, under each joint draw.
-    """
+    """Return one cell's p-values; ``elsewhere``: the other cells' largest statistics, by draw."""
     p_values = []
     for test, others in zip(tests, max_of_other_rows(tests), strict=True):
         observed, against = test.observed_statistic * (1.0 - 1e-12), test.at_least_observed

@@ -167,11 +167,7 @@ class _StoredColumn:
 
 
 def _stored_runs(study: StudyPath) -> dict[str, Any] | None:
-    """Return the columns stored in an archive.
-
-    None if the study is a folder, or an archive that another version wrote. The archive's digest
-    covers the columns and was checked when the archive was opened.
-    """
+    """Return an archive's stored columns, which its digest covers; None if it has no such table."""
     if not isinstance(study, ArchivePath) or not (study / STORED_RUNS).is_file():
         return None
     try:

@@ -154,10 +154,7 @@ def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iter
 def _values(
     records: Sequence[Record], metric: str, known: set[str]
 ) -> dict[tuple[str, str, str], list[float]]:
-    """Return each process's value of a metric, by (case, unit, direction).
-
-    The names of all metrics in the records are added to ``known``.
-    """
+    """Return processes' values by (case, unit, direction); add the metrics to ``known``."""
     values: dict[tuple[str, str, str], list[float]] = {}
     for record in records:
         for case in record.cases:
@@ -203,11 +200,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
-    """Yield a group's series: samples with the same options form one series.
-
-    Only options that all samples have are compared, so an option that older studies lack does not
-    split a series.
-    """
+    """Yield a group's series: samples that agree in all the options that all of them have."""
     shared = set.intersection(*(set(sample.options) for sample in group))
     varying = sorted(
         name for name in shared if len({repr(sample.options[name]) for sample in group}) > 1

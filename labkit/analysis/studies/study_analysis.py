@@ -156,10 +156,7 @@ class AnalysisCache:
         return list(dict.fromkeys(arm for one in tested for arm in one.possibly_best))
 
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
-        """Return the same cell's analysis under the other isolation, or None if it has no runs.
-
-        If this cell's arms are interleaved, the other cell has separate processes, and vice versa.
-        """
+        """Return the same cell's analysis under the other isolation; None if it has no runs."""
         name = cell_dir.name
         interleaved = name.removesuffix(PROCESSES_SUFFIX)
         other = cell_dir.with_name(

@@ -146,10 +146,7 @@ class _ArmPair:
 
 @dataclass(frozen=True)
 class _ArmChange:
-    """A change and the samples that it follows from.
-
-    Its null distribution has 100,000 values or more, so it is computed again when it is asked for.
-    """
+    """A change and the samples from which its 100,000 values are computed again when needed."""
 
     old: ArmSample
     new: ArmSample

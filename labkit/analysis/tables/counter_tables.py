@@ -96,10 +96,7 @@ def _values_text(values: set[float] | None) -> str:
 
 
 def _engine_counters_table(cell: Cell) -> Table[str] | None:
-    """Return the counters that differ between arms, one per line, as medians over the runs.
-
-    None for a kernel workload, which has no engine steps, and for a cell with one arm.
-    """
+    """Return the counters that differ between arms; None for kernels, and with one arm."""
     arms = cell.real_arms
     counters = {arm.name: arm.counters for arm in cell.arms if arm.name in arms}
     if len(counters) < 2 or not any(by_name.get("steps.total") for by_name in counters.values()):

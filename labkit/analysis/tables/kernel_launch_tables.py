@@ -40,10 +40,7 @@ MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
 
 
 def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm]:
-    """Return the median times of launches in a chain, of single launches and of empty launches.
-
-    It has no lines if no arm ran on a device with a launch queue.
-    """
+    """Return the median times of launches in a chain, of single ones and of empty ones."""
     samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
@@ -93,10 +90,7 @@ def _as_list(value: Any) -> Sequence[float]:
 
 
 def _roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
-    """Return a table of each point's work, its attained rates and its share of the binding limit.
-
-    ``points`` must not be empty.
-    """
+    """Return each point's work, rates and share of the binding limit; one point or more."""
     limits = points[0].limits
     columns = [
         Column[RooflinePoint]("batch", lambda p: p.case, numeric=False),
@@ -147,10 +141,7 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
 
 
 def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
-    """Return the host's time per step to build the maps (us), as each arm's median over runs.
-
-    Each arm has a second column if the records have the time to build the whole plan.
-    """
+    """Return the host's median time per step to build maps and, if noted, whole plans (us)."""
     times = host_times(records)
 
     def median_text(arm: str, name: str) -> Callable[[str], str]:

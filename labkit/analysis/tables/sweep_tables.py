@@ -101,10 +101,7 @@ def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
 
 
 def _option_of_columns(options: Sequence[SweptOption]) -> SweptOption | None:
-    """Return the option whose values become columns (the one with the fewest), or None.
-
-    None if there is only one option, or if all options have more than ``MAX_COLUMNS`` values.
-    """
+    """Return the option with the fewest values, for columns; None if alone or with too many."""
     fewest = min(reversed(options), key=lambda option: len(option.values))
     return fewest if len(options) > 1 and len(fewest.values) <= MAX_COLUMNS else None
 
