@@ -50,14 +50,12 @@ def ulp_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.i
     The bits of a float32, read as sign and magnitude, have the same order as the numbers. The
     distance of +0 and -0 is 0.
     """
-    distance: NDArray[np.int64] = np.abs(_ordered(a) - _ordered(b))
-    return distance
+    return np.asarray(np.abs(_ordered(a) - _ordered(b)))
 
 
 def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
     bits = np.ascontiguousarray(x, np.float32).view(np.int32).astype(np.int64)
-    ordered: NDArray[np.int64] = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    return ordered
+    return np.asarray(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
 
 
 def array_difference(a: Outputs, b: Outputs, cell_dir: StudyPath) -> str:

@@ -237,8 +237,7 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
             effects[position] = _medians(residual[mask])
         if np.abs(effects - before).max() <= POLISH_TOLERANCE:
             break
-    without: Floats = logs - effects[positions]
-    return without
+    return np.asarray(logs - effects[positions])
 
 
 def _medians(values: Floats) -> Floats:

@@ -264,15 +264,10 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
             chart.line([(x, y), (x, y - shift / scale_y)], "leader")
 
 
-def mark_index(index: int) -> int:
-    """Return the mark of the arm or curve with this index; the colour is ``index % 6``."""
-    return (index + index // len(COLOURS)) % len(MARKS)
-
-
 def page_style_of(index: int) -> tuple[str, str]:
     """Return the style class and mark, on the HTML page, of the arm or curve with this index."""
     dashes = DASHES[index // len(COLOURS) % len(DASHES)]
-    return f"arm{index % len(COLOURS)}{dashes}", MARKS[mark_index(index)]
+    return f"arm{index % len(COLOURS)}{dashes}", MARKS[(index + index // len(COLOURS)) % len(MARKS)]
 
 
 def arm_classes(cell: Cell) -> dict[str, tuple[str, str]]:

@@ -74,13 +74,8 @@ class PlaceholderFunctions:
         self._folder, self._analysis_cache = folder, analysis_cache
         self._opened: dict[Path, StudyPath] = {}
         self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
-            "table": self.table,
-            "answer": self.answer,
-            "machine": self.machine,
-            "settings": self.settings,
-            "value": self.value,
-            "figure": self.figure,
-            "sentence": self.sentence,
+            name: getattr(self, name)
+            for name in ("table", "answer", "machine", "settings", "value", "figure", "sentence")
         }
         self._sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 

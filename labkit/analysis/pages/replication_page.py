@@ -142,10 +142,9 @@ def _picture(page: Replication) -> Chart | None:
 def _replication_html(page: Replication) -> str:
     """Return the page in HTML. It loads nothing."""
     chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
-    text: str = (
-        templates()
-        .get_template("replication.html.j2")
-        .render(
+    template = templates().get_template("replication.html.j2")
+    return str(
+        template.render(
             page=page,
             head=markdown_html(_head(page), pictures=False),
             body=markdown_html(_body(page), pictures=False),
@@ -153,7 +152,6 @@ def _replication_html(page: Replication) -> str:
             more=f"; the first {MAX_DRAWN} of {len(page.rows)} rows" if left_out > 0 else "",
         )
     )
-    return text
 
 
 def write_replication(folder: Path, page: Replication) -> None:

@@ -73,15 +73,13 @@ class BlockedValues:
     @cached_property
     def means(self) -> Floats:
         """The arms' means, float64 [arms]."""
-        means: Floats = self.values.mean(axis=(0, 1))
-        return means
+        return np.asarray(self.values.mean(axis=(0, 1)))
 
     @cached_property
     def residuals(self) -> Floats:
         """Values minus the effects of arm and block, float64 [blocks, runs, arms]."""
         centred = self.values - self.means
-        residuals: Floats = centred - centred.mean(axis=(1, 2), keepdims=True)
-        return residuals
+        return np.asarray(centred - centred.mean(axis=(1, 2), keepdims=True))
 
     @property
     def best(self) -> int:
@@ -170,8 +168,7 @@ def _largest_statistics(values: Floats) -> Floats:
     scale = np.sqrt(np.maximum(variance, np.finfo(np.float64).tiny))
     statistics = differences / scale
     statistics[:, np.arange(arms), np.arange(arms)] = -np.inf
-    largest: Floats = statistics.max(axis=2)
-    return largest
+    return np.asarray(statistics.max(axis=2))
 
 
 def winner(values: Floats, reference: int, alpha: float) -> Winner:

@@ -76,8 +76,7 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjuste
 def _within(values: Floats, blocks: int) -> Floats:
     """Subtract the block means from values, float64 [2 * runs * blocks]."""
     table = values.reshape(blocks, -1)
-    deviations: Floats = (table - table.mean(axis=1, keepdims=True)).reshape(-1)
-    return deviations
+    return np.asarray((table - table.mean(axis=1, keepdims=True)).reshape(-1))
 
 
 def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:

@@ -142,8 +142,7 @@ class _StoredColumn:
 
     def __init__(self) -> None:
         self._numbers: list[int | float] | None = []
-        self._distinct: dict[Hashable, Any] = {}
-        self._order: dict[Hashable, int] = {}
+        self._distinct: dict[Hashable, tuple[int, Any]] = {}
         self._index = array("I")
 
     def add(self, value: Any) -> None:
@@ -155,14 +154,13 @@ class _StoredColumn:
             for number in earlier:
                 self.add(number)
         key = value if type(value) is str else (_hashable(value),)
-        number = self._order.setdefault(key, len(self._order))
-        self._distinct.setdefault(key, value)
+        number, _ = self._distinct.setdefault(key, (len(self._distinct), value))
         self._index.append(number)
 
     def json(self) -> str:
         if self._numbers is not None:
             return json.dumps(self._numbers, allow_nan=False)
-        values = json.dumps(list(self._distinct.values()), allow_nan=False)
+        values = json.dumps([value for _, value in self._distinct.values()], allow_nan=False)
         return f'{{"values": {values}, "index": [{", ".join(map(str, self._index))}]}}'
 
 
