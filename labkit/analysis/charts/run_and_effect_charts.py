@@ -226,10 +226,7 @@ def variation_sentence(
 
 
 def effects_chart(cell: Cell) -> Chart | None:
-    """Return a forest plot of the primary effects with their intervals and the shaded margin.
-
-    Only the first ``MAX_ROWS`` rows are drawn. None if no effect is known.
-    """
+    """Return a forest plot of the first ``MAX_ROWS`` primary effects; None if none is known."""
     rows = [
         row
         for row in cell.rows

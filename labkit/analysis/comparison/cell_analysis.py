@@ -148,10 +148,7 @@ class CellData(ArmsByRole):
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """How many blocks were finished at each time when results were shown.
-
-        The current number of finished blocks is included if the design is complete.
-        """
+        """Numbers of finished blocks when results were shown, the present one if all are done."""
         now = (len(self.blocks_done),) if self.complete else ()
         return tuple(sorted({*self.design.shown, *now}))
 

@@ -394,3 +394,17 @@ def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
         if times:
             probes[record.block, record.position] = float(np.mean(np.log(times)))
     return probes
+
+
+def run_probes(
+    probe: Mapping[tuple[int, int], float], row: MetricRow, arms: Sequence[str],
+    blocks: Sequence[int],
+) -> Floats | None:
+    """Return the probes of arms' runs, float64 [arms, blocks, runs]; None if one is missing.
+
+    ``probe``: as from :func:`probe_values`.
+    """
+    places = [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
+    if not places or any(place not in probe for place in places):
+        return None
+    return np.array([probe[place] for place in places]).reshape(len(arms), len(blocks), -1)

@@ -267,10 +267,7 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
 
 
 def verified_shares(outputs: Outputs) -> dict[str, float]:
-    """Return 1.0 for each verified pick and 0.0 for every other pick, by the pick's index.
-
-    A pick is verified if it is the requested frame and has the decoder's pixels.
-    """
+    """Return, by index, 1.0 of a pick that is the requested frame as decoded, else 0.0."""
     rows = zip(
         outputs["asked"], outputs["picks"], outputs["pixels"], outputs["decoder"], strict=False
     )

@@ -118,10 +118,7 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def worth_clauses(findings: Findings, arm: str) -> Iterator[str]:
-    """Yield what an arm's frames show or its predictions are worth, in a few words.
-
-    The clause with the most details comes first. Nothing is yielded if neither is known.
-    """
+    """Yield what an arm's frames show or its predictions are worth, the most details first."""
     frames: Mapping[str, PickedFrames] = findings.frames or {}
     if arm in frames and findings.baseline in frames:
         yield _frames_clause(frames[arm], findings.baseline, frames[findings.baseline])

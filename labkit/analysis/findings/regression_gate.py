@@ -93,10 +93,7 @@ def total(results: Results) -> Outcome:
 
 
 def markdown(title: str, results: Results, margin_pct: float) -> str:
-    """Return the Markdown summary for a pull request: a table and a picture, a line per row.
-
-    A subject without rows has a line in the table.
-    """
+    """Return the Markdown summary for a pull request: a table and a picture, a line per row."""
     outcome = total(results)
     lines = [
         f"### {TITLES[outcome]}: {title}",

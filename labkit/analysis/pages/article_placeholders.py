@@ -62,10 +62,7 @@ class ArticleLink:
 
 
 class PlaceholderFunctions:
-    """The functions that placeholders call.
-
-    A study's folder or archive is looked up in the article's folder, then in each folder above it.
-    """
+    """The functions that placeholders call; a study is in the article's folder or one above it."""
 
     def __init__(self, folder: Path, analysis_cache: AnalysisCache) -> None:
         from jinja2 import StrictUndefined
@@ -130,10 +127,7 @@ class PlaceholderFunctions:
         return ArticleBlock(text + _repeated(study, report))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
-        """Return the table of a sweep's settings with their values in a primary row.
-
-        ``row`` is the row's name. With None, it is the first primary row.
-        """
+        """Return the table of a sweep's settings in the primary row ``row``, or the first one."""
         report, _ = self._report(study, cell)
         names = [report.cell.row_name(best) for best in report.cell.best or ()]
         require(bool(names), f"{study} is not a sweep, so it has no settings")

@@ -35,7 +35,7 @@ from labkit.analysis.robustness.sensitivity_analysis import (
     sensitivity_results,
 )
 from labkit.analysis.tables.results_table import ResultLine, results_table
-from labkit.analysis.tables.sweep_tables import Values, settings_tables
+from labkit.analysis.tables.sweep_tables import Values, settings_table
 from labkit.config import count_text
 from labkit.records import Arm, Record
 
@@ -59,7 +59,7 @@ class CellReport(CellSource):
     @cached_property
     def settings(self) -> list[Table[Values]]:
         """The tables of a sweep's settings, one per primary row; empty if the cell is no sweep."""
-        return settings_tables(self.cell)
+        return [settings_table(self.cell, best) for best in self.cell.best or ()]
 
     @cached_property
     def results(self) -> Table[ResultLine]:

@@ -54,10 +54,7 @@ class Disturbance:
 
 
 def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
-    """Return the disturbances of each disturbed block, by block number.
-
-    If blocks ran on several hosts, a run is compared with the median of its own host.
-    """
+    """Return disturbances by block; a run is compared with the median of its own host."""
     disturbances: dict[int, list[Disturbance]] = {}
     for host_records in group_by_host(records).values():
         probe = _median(probe_us(r) for r in host_records)

@@ -24,6 +24,7 @@ from labkit.analysis.comparison.observations import (
     arm_values,
     complete_blocks,
     log_values,
+    run_probes,
 )
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.analysis.findings.output_quality_sentences import quality_change_notes
@@ -531,7 +532,7 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
     rows = {(row.case, row.metric): row for row in new.rows_by_stalls(included=stalls)}
     for row in old.rows_by_stalls(included=stalls):
         match = rows.get((row.case, row.metric))
-        if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
+        if not _is_measured(row) or match is None or match.skipped is not None:
             continue
         for arm in old.data.arms:
             change, samples, slow = None, None, None
@@ -599,17 +600,6 @@ def arm_sample(analysis: CellAnalysis, row: MetricRow, arm: str) -> ArmSample | 
     blocks = complete_blocks(row, pair, data.criteria.runs)
     if not blocks or not row.positive:
         return None
-    values = [log_values(row, name, blocks) for name in pair]
-    probes = [_probes(analysis, row, name, blocks) for name in pair]
-    known = (probes[0], probes[1]) if probes[0] is not None and probes[1] is not None else None
-    return ArmSample(values[0], values[1], known)
-
-
-def _probes(
-    analysis: CellAnalysis, row: MetricRow, arm: str, blocks: Sequence[int]
-) -> Floats | None:
-    """Return the log probes of an arm's runs, float64 [blocks, runs], or None if one is missing."""
-    places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
-    if any(place not in analysis.data.probe for place in places):
-        return None
-    return np.array([analysis.data.probe[place] for place in places]).reshape(len(blocks), -1)
+    base, other = (log_values(row, name, blocks) for name in pair)
+    probes = run_probes(data.probe, row, pair, blocks)
+    return ArmSample(base, other, None if probes is None else (probes[0], probes[1]))

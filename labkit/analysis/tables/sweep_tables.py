@@ -73,9 +73,6 @@ def _hashable(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def settings_tables(cell: Cell) -> list[Table[Values]]:
-    """Return the table of settings of every primary row; empty if the cell is no sweep."""
-    return [settings_table(cell, best) for best in cell.best or ()]
 
 
 def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
