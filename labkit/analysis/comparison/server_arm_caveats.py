@@ -188,7 +188,8 @@ class ServerArm:
         # Prompts may repeat earlier answers, unless each begins with another token.
         answers = 0.0 if sharing["unshared"] else max(self.counter(name) or 0.0 for name in COUNTS)
         # The workload counts shared tokens in whole blocks, but a server may share single tokens.
-        single_tokens = self._requests() * sharing["block_size"]
+        requests = self.counter("requests.submitted") or 0.0
+        single_tokens = requests * sharing["block_size"]
         if cached > sharing["shared_tokens"] + single_tokens + answers:
             repeated = f" and at most {answers:,.0f} of earlier answers" if answers else ""
             yield (
@@ -197,8 +198,6 @@ class ServerArm:
                 f"so the cache held tokens from before the run"
             )
 
-    def _requests(self) -> float:
-        return self.counter("requests.submitted") or 0.0
 
 
 def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) -> list[ServerArm]:
