@@ -229,9 +229,9 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
 
     The names of points that lie together are stacked, upwards first, and a dotted line leads from a
     point to a name that is not next to it. A name without a free place stands directly above its
-    point. The width is that of a phone: on a wider screen names are
-    further apart. ``chart``: a chart of fixed height whose ranges are final. ``labels``: (x, y,
-    name) of each point, in data units.
+    point. The width is that of a phone: on a wider screen names are further apart. ``chart``:
+    a chart of fixed height whose ranges are final. ``labels``: (x, y, name) of each point, in data
+    units.
     """
     height = chart.height - TOP - BOTTOM
     scale_x = PHONE_PANEL / (chart.x[1] - chart.x[0])
