@@ -81,9 +81,7 @@ def _read_batched_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
 
 
 FORMATS = (
-    ResultFormat(
-        "llama-bench", has_fields("n_prompt", "n_gen", listed=True), _read_llama_bench
-    ),
+    ResultFormat("llama-bench", has_fields("n_prompt", "n_gen", listed=True), _read_llama_bench),
     ResultFormat(
         "llama-batched-bench",
         has_fields("speed_pp", "speed_tg", listed=True),

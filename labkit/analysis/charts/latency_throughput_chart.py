@@ -103,8 +103,6 @@ def _point(load: LoadPoint) -> tuple[float, float]:
     return load.medians["request_s"], load.medians["e2e_p50_ms"]
 
 
-
-
 def frontier(
     points: Iterable[T], cost: Callable[[T], float], gain: Callable[[T], float]
 ) -> list[T]:

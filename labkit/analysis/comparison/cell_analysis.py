@@ -546,8 +546,6 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
     return analyse(cell_dir).cell.to_json()
 
 
-
-
 def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:
     """Return an arm with its counters' medians, of an even number the larger of the middle two."""
     runs = [r.counters for r in records if r.arm == arm.name and r.counters]

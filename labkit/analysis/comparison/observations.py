@@ -188,8 +188,6 @@ def run_value(repeats: Sequence[float]) -> float:
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
-
-
 def _middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
     """Return the interquartile mean of the log ratios; its outermost two may count in part."""
     ratios = np.sort(arm - baseline)
@@ -368,9 +366,7 @@ def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
         return logs
     baseline, ratio = str(row.paired_baseline), OVER_ROUNDS[row.over_rounds]
     ratios = [ratio(rounds[baseline], rounds[arm]) for rounds in map(row.rounds, blocks)]
-    return logs + np.array(ratios)[:, None]
-
-
+    return np.asarray(logs + np.array(ratios)[:, None])
 
 
 def arm_values(values: Sequence[RunValue]) -> ArmValues:
@@ -397,7 +393,9 @@ def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
 
 
 def run_probes(
-    probe: Mapping[tuple[int, int], float], row: MetricRow, arms: Sequence[str],
+    probe: Mapping[tuple[int, int], float],
+    row: MetricRow,
+    arms: Sequence[str],
     blocks: Sequence[int],
 ) -> Floats | None:
     """Return the probes of arms' runs, float64 [arms, blocks, runs]; None if one is missing.

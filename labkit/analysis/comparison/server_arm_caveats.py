@@ -199,7 +199,6 @@ class ServerArm:
             )
 
 
-
 def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) -> list[ServerArm]:
     """Return the arms that are servers, among ``arms`` or, if None, among all arms."""
     runs: dict[str, list[Record]] = {}

@@ -141,8 +141,6 @@ def blocks_to_decide(
     )
 
 
-
-
 def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:
     """Return the smallest detectable effect, and the blocks that the estimated one would take."""
     parts = []

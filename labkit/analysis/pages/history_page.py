@@ -152,9 +152,7 @@ def _table(root: Path, series: Series) -> Table[HistoryPoint]:
 
 def _chart(series: Series) -> str:
     """Return the series as an ``<svg>``: a point per study, segment medians and changes."""
-    times = [
-        datetime.fromisoformat(point.started).timestamp() / 86_400 for point in series.points
-    ]
+    times = [datetime.fromisoformat(point.started).timestamp() / 86_400 for point in series.points]
     if len(times) < 2:
         return ""
     first = min(times)

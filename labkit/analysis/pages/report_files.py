@@ -255,8 +255,6 @@ def _reports(
     ]
 
 
-
-
 def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:
     """Refuse links in somebody's study, which would lead to files of somebody else."""
     for path in paths:

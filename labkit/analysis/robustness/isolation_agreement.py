@@ -10,7 +10,6 @@ largest difference that could have gone undetected.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -111,8 +110,6 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
     return (
         _compare_isolations(other, analysis) if confirms else _compare_isolations(analysis, other)
     )
-
-
 
 
 def isolation_sentence(analysis: CellAnalysis) -> str | None:

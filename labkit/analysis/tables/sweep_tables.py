@@ -73,8 +73,6 @@ def _hashable(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-
-
 def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
     """Return a table of every setting's value in the row of ``best``.
 

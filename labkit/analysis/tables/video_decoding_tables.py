@@ -133,9 +133,7 @@ def clip_work_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndArm]:
         _notes_column(clips, "distance_ms", "mean (ms)", value_text),
         _notes_column(clips, "most_ms", "at most (ms)", value_text),
     ]
-    lines = [
-        (clip, arm) for clip, arms in clips.items() for arm in cell.real_arms if arm in arms
-    ]
+    lines = [(clip, arm) for clip, arms in clips.items() for arm in cell.real_arms if arm in arms]
     note = (
         "Per request, counted at the demuxer and the decoder; OpenCV does not report its packets. "
         "Distance: from a picked frame to the requested one."

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_cells import caveats, compare_studies
 
 from labkit.analysis import exit_code, write_study
 from labkit.analysis.comparison.observations import MetricRow
-from planted_cells import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.robustness.host_groups import (
     HostEffects,
@@ -21,7 +21,6 @@ from labkit.analysis.robustness.isolation_agreement import isolation_agreements
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_comparison import StudiesNotComparable
-from planted_cells import compare_studies
 from labkit.experiment.permuted_blocks import schedule
 from labkit.records import PROCESSES_SUFFIX, CellSession, session_path
 

@@ -53,7 +53,9 @@ def our_p(repeats):
 def our_interval(repeats, alpha=0.05):
     base, arm = run_values(repeats)
     labels = relabellings(*base.shape)
-    return breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels.label_correlation).interval(alpha)
+    return breakpoints(
+        labels.mean_differences(pool_by_block(base, arm)), labels.label_correlation
+    ).interval(alpha)
 
 
 def pooled_t(studies):
@@ -130,7 +132,9 @@ def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
         claimed = 0
         for _ in range(studies):
             base, arm = run_values(study(rng, "clean", effect=effect))
-            points = breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels.label_correlation)
+            points = breakpoints(
+                labels.mean_differences(pool_by_block(base, arm)), labels.label_correlation
+            )
             claimed += equivalence_test(points, 2.0, 0.05).p <= 0.05
         return claimed / studies
 

@@ -3,7 +3,6 @@
 import doctest
 import tracemalloc
 from itertools import combinations, product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,7 +138,10 @@ def test_ties_do_not_depend_on_rounding(seed):
     baseline, arm = rng(seed).integers(0, 4, (2, 4, 2)).astype(float)
     labels = relabellings(4, 2)
     whole, tenths = (
-        breakpoints(labels.mean_differences(pool_by_block(x * baseline, x * (arm + 1))), labels.label_correlation)
+        breakpoints(
+            labels.mean_differences(pool_by_block(x * baseline, x * (arm + 1))),
+            labels.label_correlation,
+        )
         for x in (1.0, 0.1)
     )
     assert permutation_test(0.1 * baseline, 0.1 * (arm + 1)) == permutation_test(baseline, arm + 1)
@@ -151,7 +153,9 @@ def test_ties_do_not_depend_on_rounding(seed):
 def test_a_shift_at_which_every_relabelling_ties_is_not_rejected():
     same = np.full((4, 2), 0.5)  # whose sums are exact
     labels = relabellings(4, 2)
-    points = breakpoints(labels.mean_differences(pool_by_block(same, same)), labels.label_correlation)
+    points = breakpoints(
+        labels.mean_differences(pool_by_block(same, same)), labels.label_correlation
+    )
     assert points.p_greater(0.0) == points.p_less(0.0) == 1.0
     assert equivalence_test(points, 2.0, 0.05).p == pytest.approx(2 / 1296)
 

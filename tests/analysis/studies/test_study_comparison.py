@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from planted_cells import compare_studies
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.statistics.difference_in_differences import (
@@ -21,7 +22,6 @@ from labkit.analysis.statistics.effect_size import breakpoints
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_comparison import compare_with_first
-from planted_cells import compare_studies
 from labkit.compare import main
 from labkit.records import DIGESTS_FILE, publish_arm, read_arm
 
@@ -153,7 +153,9 @@ def test_noise_that_follows_the_probe_is_removed():
             both = [estimate_effect(v[0], v[1], (p[0], p[1]) if known else None)
                     for v, p in zip(values, probe, strict=True)]  # fmt: skip
             change = effect_change(*both)
-            low, high = breakpoints(change.null_distribution, change.label_correlation).interval(0.05)
+            low, high = breakpoints(change.null_distribution, change.label_correlation).interval(
+                0.05
+            )
             widths.append(high - low)
     assert np.median(with_probe) < 0.4 * np.median(without)
 

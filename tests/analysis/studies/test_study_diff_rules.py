@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted_cells import compare_studies
 from rich.console import Console
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
@@ -23,7 +24,6 @@ from labkit.analysis.pages.terminal_report import print_changes
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
 from labkit.analysis.statistics.effect_size import breakpoints, to_percent
 from labkit.analysis.studies.study_comparison import StudiesNotComparable, probe_shift_pct
-from planted_cells import compare_studies
 from labkit.records import Arm, CaseRecord, Metric, Record
 
 ROLES = {"base": "baseline", "arm": "arm", "control": "control"}
