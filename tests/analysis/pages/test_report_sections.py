@@ -91,5 +91,5 @@ def test_the_work_of_a_launch_is_that_of_a_named_row(make_cell):
         return replace(with_second_metric(record), notes=notes)
 
     report = CellReport(analyse(make_cell(change=with_hardware)))
-    sentences, _ = launch_work_section.parts(report)
+    (sentences,) = launch_work_section.parts(report)
     assert all(map(str.startswith, sentences.lines, NAMES)) and len(sentences.lines) == 5
