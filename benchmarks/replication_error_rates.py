@@ -65,7 +65,7 @@ def measured(
     """Return one row of a study: its effect, and its interval adjusted over the rows."""
     values = rng.normal(0.0, noise, (2, blocks, 1)) + np.array([0.0, effect])[:, None, None]
     study = estimate_effect(values[0], values[1], None)
-    points = breakpoints(study.null_distribution, relabellings(blocks, 1))
+    points = breakpoints(study.null_distribution, relabellings(blocks, 1).label_correlation)
     return study, points.interval(ALPHA / rows)
 
 

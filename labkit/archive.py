@@ -75,7 +75,6 @@ class ArchivedStudy:
 
     @property
     def summary(self) -> str:
-        """One line for the terminal."""
         from labkit.config import count_text
 
         cells, runs = count_text(self.cells, "cell"), count_text(self.runs, "run")

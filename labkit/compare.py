@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 FAIL_ON = ("worse", "better", "invalid", "inconclusive")
 
 
-def verdict_name(text: str) -> str:
-    """Return a verdict's name, also for the names of older versions: ``worse`` for ``slower``."""
-    return OLDER_VERDICTS.get(text, text)
-
-
 def margin(text: str) -> float:
     """Parse a percentage above 0 and at most 50, written as ``2%`` or ``2``."""
     try:
@@ -62,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--fail-on",
         action="append",
         default=[],
-        type=verdict_name,
+        type=lambda text: OLDER_VERDICTS.get(text, text),  # ``worse`` was ``slower``
         choices=FAIL_ON,
         help="exit 1 if a row has this verdict (may be given more than once)",
     )

@@ -151,13 +151,8 @@ def _named(runs: Sequence[ImportedRun]) -> Iterator[ImportedRun]:
 
 def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
     """Yield how many runs more of each arm an open question needs."""
-    from labkit.analysis.comparison.verdict import target_effect_pct
-    from labkit.analysis.statistics.power import (
-        MIN_RUNS_TO_CLAIM,
-        alpha_share,
-        blocks_needed,
-        degrees_of_freedom,
-    )
+    from labkit.analysis.comparison.verdict import blocks_to_decide, target_effect_pct
+    from labkit.analysis.statistics.power import MIN_RUNS_TO_CLAIM
     from labkit.config import count_text
 
     criteria = analysis.data.criteria
@@ -169,15 +164,11 @@ def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
             yield f"{place}: a verdict needs at least {more} of each arm"
         if c.verdict != "inconclusive" or not row.primary:
             continue
-        if c.sd is None or c.effect_pct is None or c.alpha_row is None:
-            continue
         per_block = criteria.runs if criteria.runs <= 2 else 1  # a long block grows by runs
-        target = target_effect_pct(c.effect_pct)
-        share = alpha_share(c.alpha_row, c.blocks, criteria.runs, criteria.alpha)
-        df = degrees_of_freedom(c.blocks, criteria.runs)
-        need = blocks_needed(c.sd, per_block, criteria.alpha, target, share, df)
+        need = blocks_to_decide(c, criteria, per_block)
         if need is not None and need * per_block > have:
             more = count_text(need * per_block - have, "more run")
+            target = target_effect_pct(c.effect_pct or 0.0)
             yield f"{place}: about {more} of each arm would detect {target:g} %"
 
 

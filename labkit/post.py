@@ -46,22 +46,14 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
     analysis_cache = AnalysisCache()
     texts = {path: article_rendering.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())
-    stale = [
-        file
-        for article, text in texts.items()
-        for file, content in _files(article, text, html).items()
-        if _update(file, content, article, check)
-    ]
-    return int(check and bool(stale))
-
-
-def _files(article: Path, text: str, html: bool) -> dict[Path, str]:
-    from labkit.analysis.pages import article_rendering
-
-    return {
-        article: text,
-        **({article.with_suffix(".html"): article_rendering.html(text)} if html else {}),
-    }
+    stale = False
+    for article, text in texts.items():
+        files = {article: text}
+        if html:
+            files[article.with_suffix(".html")] = article_rendering.html(text)
+        for file, content in files.items():
+            stale |= _update(file, content, article, check)
+    return int(check and stale)
 
 
 def _update(file: Path, content: str, article: Path, check: bool) -> bool:

@@ -55,19 +55,8 @@ def subjects(
 ) -> list[Subject]:
     """Return a subject for each workload, and for each arm of each ablation.
 
-    Parameters
-    ----------
-    names
-        The names of workloads and ablations.
-    base, head
-        The environments of the two arms.
-    folders
-        The folders of the user's files.
-
-    Raises
-    ------
-    ConfigError
-        A name is neither a workload nor an ablation.
+    ``names``: those of workloads and ablations. ``base``, ``head``: the environments of the arms.
+    ``folders``: those of the user's files. Raises ``ConfigError`` if a name is neither.
     """
     from labkit.cli import hydra_arguments, study_composer
     from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote
@@ -126,10 +115,7 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
-    """Run a subject's study and return its results, or print its plan.
-
-    Raises ``KeyboardInterrupt`` if the study was interrupted.
-    """
+    """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
     from labkit.analysis.studies.study_analysis import cell_dirs
     from labkit.cli import hydra_arguments, run_study

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
-from labkit.analysis.comparison.output_identity import StoredValues, compare_outputs
+from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.model.cell_model import Cell
+from labkit.analysis.robustness.caveats import ranked_caveats
+from labkit.analysis.studies.study_comparison import compare_with_first
 from labkit.records import CaseRecord, Record
 
 DEFAULTS = {
@@ -36,5 +38,17 @@ def output_difference(reference, outputs, claim="none"):
         Record(arm, role, 0, 0, 0, "ok", "now", cases=(CaseRecord("case", outputs=given),))
         for arm, role, given in (("base", "baseline", reference), ("new", "arm", outputs))
     ]
-    first = compare_outputs(records, ["base", "new"], StoredValues(None), claim).first("new")
+    first = compare_outputs(records, ["base", "new"], None, claim).first("new")
     return None if first is None else first.where
+
+
+def caveats(analysis):
+    """Return all caveats on a cell's numbers, those that could change the answer first."""
+    ranked = ranked_caveats(analysis)
+    return [*ranked.could_change, *ranked.for_the_record]
+
+
+def compare_studies(old, new, margin_pct):
+    """Return the comparison of two studies, each a sequence of cells' analyses."""
+    (comparison,) = compare_with_first(old, [new], margin_pct)
+    return comparison

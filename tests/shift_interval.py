@@ -8,4 +8,4 @@ def confidence_interval(baseline, arm, alpha=0.05):
     """Return the interval of the shift from one array [blocks, runs] to the other, or None."""
     labels = relabellings(*baseline.shape)
     values = labels.mean_differences(pool_by_block(baseline, arm))
-    return breakpoints(values, labels).interval(alpha)
+    return breakpoints(values, labels.label_correlation).interval(alpha)

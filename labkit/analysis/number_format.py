@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MINUS = "−"
-UNIT_NAMES = {"us": "µs"}
+UNIT_NAMES = {"us": "µs", "bytes": "MiB"}
 UNKNOWN = "–"
 
 
@@ -29,8 +29,6 @@ def round_significant(value: float | None) -> float | None:
 
 def unit_name(unit: str | None) -> str:
     """Return a unit as it is printed: ``µs`` for ``us``, ``MiB`` for ``bytes``."""
-    if unit == "bytes":
-        return "MiB"
     return UNIT_NAMES.get(unit or "", unit or "")
 
 

@@ -1,6 +1,7 @@
 """Whether imported runs can be compared: one tool, the same work, the same settings of an arm.
 
-What differs is refused, or named in one line if a verdict makes sense in spite of it.
+What differs is refused, or named in one line if a verdict makes sense in spite of it. Results that
+are no runs, or no measurements, are left out: repeats, and times of 0.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.importers.imported_run import ImportedRun, ResultFileError
+from labkit.records import CaseRecord
 
 SAME_WORK = 0.01  # relative; another random seed changes the work by less than this
 MAX_NAMED = 5  # settings in one line
+TIME_UNITS = ("s", "ms", "us")
 OTHER_CASES = {
     "GuideLLM": (
         "a sweep chooses other rates in every report: use a profile with fixed rates (constant, "
@@ -24,13 +28,7 @@ OTHER_CASES = {
 
 
 def check_alike(runs: Sequence[ImportedRun]) -> None:
-    """Refuse copies, runs of different tools or work, and settings that differ within an arm.
-
-    Raises
-    ------
-    ResultFileError
-        The first such run.
-    """
+    """Raise ``ResultFileError`` for copies, other tools or work, or settings that vary in arms."""
     first = runs[0]
     files: dict[bytes, Path] = {}
     for file in dict.fromkeys(run.file for run in runs):
@@ -74,10 +72,8 @@ def _differing(place: str, own: Any, theirs: Any) -> Iterator[tuple[str, Any, An
 def differing_amounts(arms: Sequence[str], runs: Sequence[ImportedRun]) -> Iterator[str]:
     """Yield a line for each amount of work that the arms did not have in common.
 
-    Raises
-    ------
-    ResultFileError
-        An arm was given more or less than the baseline, by more than a random seed explains.
+    Raises ``ResultFileError`` if an arm was given more or less than the baseline, by more than a
+    random seed explains.
     """
     for arm in arms[1:]:
         for key, own, base in _amounts(runs, arm, arms[0], lambda run: run.given):
@@ -102,10 +98,7 @@ def _amounts(
     baseline: str,
     amounts: Callable[[ImportedRun], Mapping[str, float]],
 ) -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield the amounts that differ: the name, the arm's values and the baseline's.
-
-    Runs that failed are left out: they were given less.
-    """
+    """Yield amounts that differ: name, the arm's values, the baseline's; failed runs had less."""
     whole = [run for run in runs if run.failure is None]
     for key in dict.fromkeys(key for run in whole for key in amounts(run)):
         own, base = (
@@ -140,3 +133,64 @@ def differing_settings(arms: Sequence[str], runs: Sequence[ImportedRun]) -> str 
         return None
     more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     return f"the arms' files differ in {', '.join(named[:MAX_NAMED])}{more}"
+
+
+def without_summaries(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], tuple[str, ...]]:
+    """Return the runs without files that only repeat what other files of the arm hold, and notes.
+
+    ``vllm bench sweep serve`` writes such a summary beside its runs.
+
+    Raises ``ResultFileError`` if two of the remaining runs have the same result.
+    """
+    own: dict[tuple[str | None, Path], list[str]] = {}
+    for run in runs:
+        if run.digest is not None:
+            own.setdefault((run.arm, run.file), []).append(run.digest)
+    notes = []
+    # The files with most results first; of two that hold the same, the one that is named later.
+    for arm, file in sorted(reversed(own), key=lambda place: -len(own[place])):
+        others = {x for (a, f), found in own.items() if a == arm and f != file for x in found}
+        if others.issuperset(own[arm, file]):
+            del own[arm, file]
+            notes.append(f"{file.name} of {arm} is not counted: it repeats results of other files")
+    kept = [run for run in runs if run.digest is None or (run.arm, run.file) in own]
+    _refuse_repeats(kept)
+    return kept, tuple(notes)
+
+
+def _refuse_repeats(runs: Sequence[ImportedRun]) -> None:
+    seen: dict[str, ImportedRun] = {}
+    for run in runs:
+        if run.digest is None:
+            continue
+        other = seen.setdefault(run.digest, run)
+        if other is not run:
+            place = "twice" if other.file == run.file else f"that is also in {other.file}"
+            raise ResultFileError(f"{run.file}: it holds a result {place}")
+
+
+def without_unmeasured(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], tuple[str, ...]]:
+    """Return the runs without times that are 0 in all of them, and the names of these times.
+
+    Tools write 0 for what they could not measure, such as the time per output token of requests
+    with one token.
+
+    Raises ``ResultFileError`` if nothing else was measured.
+    """
+    rows = [((case.case, m.name), m) for run in runs for case in run.cases for m in case.metrics]
+    measured = {row for row, m in rows if m.unit not in TIME_UNITS or any(m.repeats)}
+    names = dict.fromkeys(f"{row[1]} (0 in all runs)" for row, _ in rows if row not in measured)
+    if not names:
+        return list(runs), ()
+    if not measured:
+        raise ResultFileError(f"{runs[0].file}: all times are 0, here and in the other files")
+
+    def kept(case: CaseRecord) -> CaseRecord:
+        return replace(
+            case, metrics=tuple(m for m in case.metrics if (case.case, m.name) in measured)
+        )
+
+    return [
+        replace(run, cases=tuple(case for case in map(kept, run.cases) if case.metrics))
+        for run in runs
+    ], tuple(names)

@@ -14,6 +14,7 @@ from labkit.importers.imported_run import (
     ImportedRun,
     ResultFormat,
     first_item,
+    has_fields,
     metric,
     seconds,
 )
@@ -74,10 +75,6 @@ AIPERF: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str, bool], ...]]] 
 }  # fmt: skip
 
 
-def _is_guidellm(document: Any) -> bool:
-    return "scheduler_metrics" in first_item(document, "benchmarks")
-
-
 def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. A case is a strategy, such as a rate of requests."""
     cases: list[CaseRecord] = []
@@ -129,10 +126,6 @@ def _statistic(measured: Fields, which: str) -> float:
     percentiles = summary.at("percentiles")
     percentiles.only((), PERCENTILE)
     return summary.number(which) if which == "mean" else percentiles.number(which)
-
-
-def _is_aiperf(document: Any) -> bool:
-    return isinstance(document, dict) and {"input_config", "request_throughput"} <= set(document)
 
 
 def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -193,6 +186,12 @@ def _is_number(value: Any) -> bool:
 
 
 FORMATS = (
-    ResultFormat("GuideLLM", _is_guidellm, _read_guidellm),
-    ResultFormat("AIPerf, genai-perf", _is_aiperf, _read_aiperf),
+    ResultFormat(
+        "GuideLLM",
+        lambda document: "scheduler_metrics" in first_item(document, "benchmarks"),
+        _read_guidellm,
+    ),
+    ResultFormat(
+        "AIPerf, genai-perf", has_fields("input_config", "request_throughput"), _read_aiperf
+    ),
 )

@@ -24,55 +24,29 @@ class ResultFileError(ValueError):
 
 @dataclass(frozen=True)
 class ImportedRun:
-    """One run of an arm: what a tool measured with one process, or one call of the tool.
+    """One run of an arm: what a tool measured with one process, or one call of the tool."""
 
-    Parameters
-    ----------
-    tool
-        The tool that wrote the file.
-    file
-        The file that the run is read from.
-    cases
-        The metrics of every case. Repeats within the run are not independent.
-    started
-        When the run began, in seconds since 1970; None if the file does not say.
-    work
-        What was asked of the arm, such as the number of requests. It must be equal in all runs.
-    given
-        How much that was, such as the number of input tokens. Another random seed changes it.
-    generated
-        How much the arm answered, such as the number of output tokens.
-    settings
-        How the arm did it. They must be equal in all runs of an arm.
-    environment
-        The machine, as far as the file describes it: ``host``, ``cpu_model``, ``cores``, ``os``.
-    failure
-        The reason why the run failed, or None.
-    arm, block
-        The run's arm and block, if the file names them.
-    unjudged
-        Fields that may be measurements, but whose direction is unknown, and what was not measured.
-    caveats
-        Lines on what a verdict on such runs would mean.
-    digest
-        A digest of the result, if a file of the tool may hold several; otherwise None.
-    """
-
-    tool: str
-    file: Path
-    cases: tuple[CaseRecord, ...]
-    started: float | None = None
+    tool: str  # that wrote the file
+    file: Path  # that the run is read from
+    cases: tuple[CaseRecord, ...]  # repeats within the run are not independent
+    started: float | None = None  # seconds since 1970; None if the file does not say
+    # What was asked of the arm, such as the number of requests; it must be equal in all runs.
     work: Mapping[str, Any] = field(default_factory=dict)
+    # How much that was, such as the number of input tokens; another random seed changes it.
     given: Mapping[str, float] = field(default_factory=dict)
+    # How much the arm answered, such as the number of output tokens.
     generated: Mapping[str, float] = field(default_factory=dict)
+    # How the arm did it; it must be equal in all runs of an arm.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # The machine, as far as the file describes it: ``host``, ``cpu_model``, ``cores``, ``os``.
     environment: Mapping[str, Any] = field(default_factory=dict)
-    failure: str | None = None
-    arm: str | None = None
-    block: str | None = None
+    failure: str | None = None  # the reason why the run failed
+    arm: str | None = None  # if the file names it
+    block: str | None = None  # if the file names it
+    # Fields that may be measurements, but whose direction is unknown, and what was not measured.
     unjudged: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()
-    digest: str | None = None
+    caveats: tuple[str, ...] = ()  # lines on what a verdict on such runs would mean
+    digest: str | None = None  # of the result, if a file of the tool may hold several
 
     def __post_init__(self) -> None:
         counts = Counter(case.case for case in self.cases)
@@ -115,11 +89,9 @@ class Fields:
         return self.data.get(key) is not None
 
     def error_at(self, key: str, reason: str) -> ResultFileError:
-        """Return an error about a field."""
         return ResultFileError(f"{self.place}{key}: {reason}")
 
     def at(self, key: str) -> Fields:
-        """Return the fields of an object in this one."""
         return Fields.of(self._value(key), f"{self.place}{key}.")
 
     def each(self, key: str) -> Iterator[Fields]:
@@ -146,7 +118,6 @@ class Fields:
         return {key: self.number(key) for key in keys if key in self}
 
     def text(self, key: str) -> str:
-        """Return a text."""
         value = self._value(key)
         if not isinstance(value, str):
             raise self.error_at(key, f"is {_shown(value)}, not a text")
@@ -185,6 +156,16 @@ class Fields:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def has_fields(*names: str, listed: bool = False) -> Callable[[Any], bool]:
+    """Return whether a document is an object (``listed``: or a list of them) with these fields."""
+
+    def recognises(document: Any) -> bool:
+        one = document[0] if listed and isinstance(document, list) else document
+        return isinstance(one, dict) and {*names} <= set(one)
+
+    return recognises
 
 
 def first_item(document: Any, key: str) -> Mapping[str, Any]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.importers.imported_run import Fields, ImportedRun, ResultFormat, metric, seconds
+from labkit.importers.imported_run import (
+    Fields,
+    ImportedRun,
+    ResultFormat,
+    has_fields,
+    metric,
+    seconds,
+)
 from labkit.records import CaseRecord
 
 RESULTS = {
@@ -17,11 +24,6 @@ RESULTS = {
 RESULT_PREFIXES = ("avg_", "stddev_", "samples_")
 BATCHED = {"n_kv", "t_pp", "speed_pp", "t_tg", "speed_tg", "t", "speed", "pp", "tg", "pl"}
 MACHINE = {"cpu_info": "cpu_model"}
-
-
-def _is_llama_bench(document: Any) -> bool:
-    first = document[0] if isinstance(document, list) else document
-    return isinstance(first, dict) and {"n_prompt", "n_gen"} <= set(first)
 
 
 def _read_llama_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -62,11 +64,6 @@ def _test_name(test: Fields) -> str:
     return f"{name} @ d{depth}" if depth else name
 
 
-def _is_batched_bench(document: Any) -> bool:
-    items: Sequence[Any] = document if isinstance(document, list) else [document]
-    return isinstance(items[0], dict) and {"speed_pp", "speed_tg"} <= set(items[0])
-
-
 def _read_batched_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. Prefill and decode of a batch are two metrics of one case."""
     items = document if isinstance(document, list) else [document]
@@ -84,6 +81,10 @@ def _read_batched_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
 
 
 FORMATS = (
-    ResultFormat("llama-bench", _is_llama_bench, _read_llama_bench),
-    ResultFormat("llama-batched-bench", _is_batched_bench, _read_batched_bench),
+    ResultFormat("llama-bench", has_fields("n_prompt", "n_gen", listed=True), _read_llama_bench),
+    ResultFormat(
+        "llama-batched-bench",
+        has_fields("speed_pp", "speed_tg", listed=True),
+        _read_batched_bench,
+    ),
 )

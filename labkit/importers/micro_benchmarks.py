@@ -17,6 +17,7 @@ from labkit.importers.imported_run import (
     ImportedRun,
     ResultFormat,
     first_item,
+    has_fields,
     metric,
     seconds,
 )
@@ -50,10 +51,6 @@ ASV_KINDS = {
     "time": ("time_us", "us", 1e6), "timeraw": ("time_us", "us", 1e6),
     "mem": ("memory_bytes", "bytes", 1.0), "peakmem": ("memory_bytes", "bytes", 1.0),
 }  # fmt: skip
-
-
-def _is_pyperf(document: Any) -> bool:
-    return "runs" in first_item(document, "benchmarks")
 
 
 def _read_pyperf(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -104,10 +101,6 @@ def _machine(facts: Any, host: str, cpu: str, cores: str, system: str) -> dict[s
     return {ours: facts[theirs] for ours, theirs in words.items() if facts.get(theirs)}
 
 
-def _is_pytest_benchmark(document: Any) -> bool:
-    return isinstance(document, dict) and "machine_info" in document and "benchmarks" in document
-
-
 def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
     report = Fields.of(document, f"{file}: ")
     report.only(PYTEST_REPORT)
@@ -133,10 +126,6 @@ def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
         started=seconds(report, "datetime"),
         environment=_machine(facts, "node", "cpu_model", "cores", "system"),
     )
-
-
-def _is_google_benchmark(document: Any) -> bool:
-    return isinstance(document, dict) and "context" in document and "benchmarks" in document
 
 
 def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -196,10 +185,6 @@ def _google_metrics(lines: list[Fields]) -> tuple[Metric, ...]:
     )
 
 
-def _is_asv(document: Any) -> bool:
-    return isinstance(document, dict) and {"commit_hash", "results"} <= set(document)
-
-
 def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run: one commit, as asv keeps it. What ``track_`` returns has no direction."""
     report = Fields.of(document, f"{file}: ")
@@ -249,8 +234,12 @@ def _read_asv(document: Any, file: Path) -> Iterator[ImportedRun]:
 
 
 FORMATS = (
-    ResultFormat("pyperf", _is_pyperf, _read_pyperf),
-    ResultFormat("pytest-benchmark", _is_pytest_benchmark, _read_pytest_benchmark),
-    ResultFormat("Google Benchmark", _is_google_benchmark, _read_google_benchmark),
-    ResultFormat("asv", _is_asv, _read_asv),
+    ResultFormat(
+        "pyperf", lambda document: "runs" in first_item(document, "benchmarks"), _read_pyperf
+    ),
+    ResultFormat(
+        "pytest-benchmark", has_fields("machine_info", "benchmarks"), _read_pytest_benchmark
+    ),
+    ResultFormat("Google Benchmark", has_fields("context", "benchmarks"), _read_google_benchmark),
+    ResultFormat("asv", has_fields("commit_hash", "results"), _read_asv),
 )

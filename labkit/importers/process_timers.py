@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.importers.imported_run import Fields, ImportedRun, ResultFormat, metric
+from labkit.importers.imported_run import Fields, ImportedRun, ResultFormat, has_fields, metric
 from labkit.records import CaseRecord
 
 HYPERFINE = {
@@ -22,10 +22,6 @@ NOT_COUNTED = ("<not counted>", "<not supported>")
 PERF_UNITS = {"msec": ("ms", 1.0), "ns": ("us", 1e-3), "": ("events", 1.0)}
 ELAPSED = "duration_time"
 PERF_PRIMARY = (ELAPSED, "task-clock", "cpu-clock", "cycles")  # the first that was counted
-
-
-def _is_hyperfine(document: Any) -> bool:
-    return isinstance(document, dict) and set(document) == {"results"}
 
 
 def _read_hyperfine(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -53,11 +49,6 @@ def _read_hyperfine(document: Any, file: Path) -> Iterator[ImportedRun]:
                 failure=f"exit code {code}" if code else None,
                 arm=result.text("command"),
             )
-
-
-def _is_perf(document: Any) -> bool:
-    first = document[0] if isinstance(document, list) else document
-    return isinstance(first, dict) and "event" in first
 
 
 def _read_perf(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -105,6 +96,10 @@ def _not_elapsed(event: str) -> str:
 
 
 FORMATS = (
-    ResultFormat("hyperfine", _is_hyperfine, _read_hyperfine),
-    ResultFormat("perf stat -j", _is_perf, _read_perf),
+    ResultFormat(
+        "hyperfine",
+        lambda document: isinstance(document, dict) and set(document) == {"results"},
+        _read_hyperfine,
+    ),
+    ResultFormat("perf stat -j", has_fields("event", listed=True), _read_perf),
 )

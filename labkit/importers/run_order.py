@@ -48,10 +48,7 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The runs in blocks, each in the order in which they ran.
-
-    ``notes`` say what was done to get them.
-    """
+    """The runs in blocks, each in the order in which they ran; ``notes``: how that was found."""
 
     order: Order
     blocks: tuple[tuple[ImportedRun, ...], ...]
@@ -62,10 +59,8 @@ class RunPlan:
 def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
     """Return the runs of the arms in blocks.
 
-    Raises
-    ------
-    ResultFileError
-        Some runs name a block and others do not, or a block does not hold every arm equally often.
+    Raises ``ResultFileError`` if some runs name a block and others do not, or a block does not hold
+    every arm equally often.
     """
     if any(run.block is not None for run in runs):
         return _named_blocks(arms, runs)
@@ -75,7 +70,8 @@ def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
         return RunPlan(Order.unknown, (tuple(kept),), len(kept) // len(arms), (*notes, *dropped))
     in_order = [runs[i] for i in sorted(range(len(runs)), key=lambda i: (times[i], i))]
     plan = _in_windows(arms, _joined_by_file(in_order))
-    if plan is not None and _all_in_groups(arms, plan):
+    if plan is not None and all(len(_groups(block)) == len(arms) for block in plan.blocks):
+        # Each arm's runs came together in every window, so they are no runs in turns.
         joined = tuple(tuple(map(_as_one_run, _groups(block))) for block in plan.blocks)
         plan = RunPlan(Order.in_turns, joined, 1)
     if plan is not None:
@@ -141,11 +137,6 @@ def _count(runs: Sequence[ImportedRun], arm: str) -> int:
 def _groups(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
     """Return the runs in groups of one arm that came together."""
     return [list(group) for _, group in groupby(runs, lambda run: run.arm)]
-
-
-def _all_in_groups(arms: Sequence[str], plan: RunPlan) -> bool:
-    """Whether each arm's runs came together in every window, so that they are no runs in turns."""
-    return all(len(_groups(block)) == len(arms) for block in plan.blocks)
 
 
 def _joined_by_file(runs: Sequence[ImportedRun]) -> list[ImportedRun]:

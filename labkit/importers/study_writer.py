@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design
-from labkit.importers.comparability import check_alike, differing_amounts, differing_settings
+from labkit.importers.comparability import (
+    check_alike,
+    differing_amounts,
+    differing_settings,
+    without_summaries,
+    without_unmeasured,
+)
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 from labkit.importers.run_order import RunPlan, plan_runs
-from labkit.importers.unusable_results import without_summaries, without_unmeasured
 from labkit.records import (
     SCHEMA_VERSION,
     Arm,
@@ -53,13 +58,7 @@ class ImportedStudy:
 
     @classmethod
     def of(cls, runs: Sequence[ImportedRun]) -> ImportedStudy:
-        """Return the study of runs; the first run's arm is the baseline.
-
-        Raises
-        ------
-        ResultFileError
-            There are fewer than two arms, or runs that cannot be compared.
-        """
+        """Return the study of runs, the first's arm as baseline, or raise ``ResultFileError``."""
         arms = tuple(dict.fromkeys(str(run.arm) for run in runs))
         if len(arms) < 2:
             raise ResultFileError(f"{runs[0].file}: there is one arm; name others with --against")

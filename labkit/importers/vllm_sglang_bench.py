@@ -13,7 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.importers.imported_run import Fields, ImportedRun, ResultFormat, metric, seconds
+from labkit.importers.imported_run import (
+    Fields,
+    ImportedRun,
+    ResultFormat,
+    has_fields,
+    metric,
+    seconds,
+)
 from labkit.records import CaseRecord, Metric
 
 WORK = (
@@ -38,11 +45,6 @@ VLLM_THROUGHPUT = {
     "model_id", "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second",
     "tokens_per_second",
 }  # fmt: skip
-
-
-def _is_vllm_serve(document: Any) -> bool:
-    first = document[0] if isinstance(document, list) else document
-    return isinstance(first, dict) and {"num_prompts", "request_throughput"} <= set(first)
 
 
 def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -81,11 +83,6 @@ def _failure(result: Fields) -> str | None:
 
 def _digest(result: Fields) -> str:
     return hashlib.sha256(json.dumps(result.data, sort_keys=True).encode()).hexdigest()
-
-
-def _is_sglang(document: Any) -> bool:
-    first = document[0] if isinstance(document, list) else document
-    return isinstance(first, dict) and {"random_range_ratio", "total_throughput"} <= set(first)
 
 
 def _read_sglang(document: Any, file: Path) -> Iterator[ImportedRun]:
@@ -142,10 +139,6 @@ def _unjudged(result: Fields) -> tuple[str, ...]:
     )
 
 
-def _is_vllm_throughput(document: Any) -> bool:
-    return isinstance(document, dict) and "tokens_per_second" in document
-
-
 def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run: a call of the program, with an engine of its own."""
     result = Fields.of(document, f"{file}: ")
@@ -167,7 +160,15 @@ def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:
 
 
 FORMATS = (
-    ResultFormat("vllm bench serve", _is_vllm_serve, _read_vllm_serve),
-    ResultFormat("vllm bench throughput", _is_vllm_throughput, _read_vllm_throughput),
-    ResultFormat("SGLang bench_serving", _is_sglang, _read_sglang),
+    ResultFormat(
+        "vllm bench serve",
+        has_fields("num_prompts", "request_throughput", listed=True),
+        _read_vllm_serve,
+    ),
+    ResultFormat("vllm bench throughput", has_fields("tokens_per_second"), _read_vllm_throughput),
+    ResultFormat(
+        "SGLang bench_serving",
+        has_fields("random_range_ratio", "total_throughput", listed=True),
+        _read_sglang,
+    ),
 )

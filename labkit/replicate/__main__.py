@@ -36,8 +36,14 @@ from labkit.records import (
     record_paths,
     regular_files,
 )
-from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
-from labkit.replicate.obstacles_here import cell_obstacles, trusted_parts
+from labkit.replicate.authors_question import (
+    TIME_S,
+    AuthorsCell,
+    ReaderOptions,
+    authors_cells,
+    cell_obstacles,
+    trusted_parts,
+)
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -49,10 +55,7 @@ PROG = "python -m labkit.replicate"
 
 @dataclass(frozen=True)
 class AuthorsStudy:
-    """A study of the author's, its cells and analysis, and the folder for the reader's.
-
-    ``forecast``: what a replication will decide, one line per claim.
-    """
+    """A study of the author's, the folder for the reader's, and what that will decide."""
 
     path: StudyPath
     cells: tuple[AuthorsCell, ...]
@@ -67,7 +70,6 @@ class AuthorsStudy:
         return next(iter(known - {code_revision.commit()}), None)
 
     def changes(self, reader: ReaderOptions) -> list[str]:
-        """Return what the reader's options change of the question."""
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
 
 

@@ -1,29 +1,29 @@
 """The author's question as cells of this machine: configs, arms and claims from a study's files.
 
 The arms are the author's, with the options that this version of labkit has; the design is a new one
-with the author's margin, alpha and isolation, and as many blocks as ``design.time`` allows.
+with the author's margin, alpha and isolation, and as many blocks as ``design.time`` allows. What
+this machine cannot run, and what an archive would run here, has one line each, with what to set.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
-from labkit.config.engine.former_options import (
-    default_of,
-    other_meanings,
-    with_present_names,
-)
+from labkit.config.engine.former_options import default_of, other_meanings, with_present_names
+from labkit.config.env_interpolation import EXPRESSION
 from labkit.config.option_index import did_you_mean, find_option
 from labkit.experiment.cell import with_units
-from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell
+from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell, obstacles
 from labkit.experiment.compose.input_digests import (
     FILES,
     FOLDERS,
     MODELS,
+    class_paths,
     input_digests,
     text_name,
 )
@@ -34,6 +34,10 @@ TIME_S = 540.0  # of all cells: ten minutes with preparation and report
 DECIDED_BY = ("design.alpha", "design.margin_pct")  # fixed before the reader's study
 DESIGN_KEYS = ("runs_per_block", "margin_pct", "alpha")
 ASKED_GROUPS = ("engine", "model", "workload", "seed")
+# Options of a server that run, install and reach nothing; others are the author's to be trusted.
+SAFE = ("preset", "float32", "api_key", "pause", "model", "api", "start_timeout_s", "silence_s",
+        "most_late_ms")  # fmt: skip
+SMALLER = "workload.num_requests, workload.concurrency or workload.max_pool_bytes"
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,7 @@ class ReaderOptions:
     def parse(cls, words: Sequence[str]) -> ReaderOptions:
         """Return the options that the command's words ``key=value`` set.
 
-        Raises
-        ------
-        ConfigError
-            A word is not an option with a single value. The message is one line.
+        Raises ``ConfigError``, with a message of one line, if a word is no option with one value.
         """
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
@@ -99,7 +100,6 @@ class AuthorsCell:
 
     @property
     def name(self) -> str:
-        """The name of the cell's folder."""
         return self.folder.name
 
     @property
@@ -145,10 +145,7 @@ class AuthorsCell:
 
         A file whose digest is the author's is no change, wherever it lies.
 
-        Raises
-        ------
-        ConfigError
-            The arms differ in such an option: it is the question.
+        Raises ``ConfigError`` if the arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
             values = [_value(arm.config, key, default_of(key)) for arm in self.tested]
@@ -172,10 +169,8 @@ class AuthorsCell:
     def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
         """Return an arm's config with the author's claims and the reader's design.
 
-        Raises
-        ------
-        ConfigError
-            This version of labkit lacks an option, or options contradict each other.
+        Raises ``ConfigError`` if this version of labkit lacks an option, or options contradict
+        each other.
         """
         base, config = self.tested[0], self.config(arm, reader)
         plain = {
@@ -250,10 +245,7 @@ class AuthorsCell:
 def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[AuthorsCell, ...]:
     """Return the cells that a study asks about, without those that only confirm others.
 
-    Raises
-    ------
-    RecordError
-        A cell's files do not hold its question, or no cell compares arms.
+    Raises ``RecordError`` if a cell's files do not hold its question, or no cell compares arms.
     """
     asked = [folder for folder in folders if not folder.name.endswith(PROCESSES_SUFFIX)]
     cells = [
@@ -301,3 +293,67 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
         place = place.setdefault(group, {})
         require(isinstance(place, dict), f"{key}: the author's config has no such group")
     place[name] = value
+
+
+def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
+    """Yield what an author's arms would run or read here besides labkit itself, one line each."""
+    for arm in cell.tested:
+        server: Mapping[str, Any] = arm.config.get("engine", {}).get("server", {})
+        found = [f"the class {key}={path}" for key, path in class_paths(arm.config).items()]
+        found += [f"engine.server.{n}={v}" for n, v in server.items() if v and n not in SAFE]
+        found += [f"environment.{name}={value}" for name, value in arm.environment.items()]
+        variables = sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config)))))
+        found += [f"the environment variable {name}" for name in variables]
+        for part in found:
+            yield f"arm {arm.name}: {part}: it is the author's, not labkit's; --trust runs it"
+
+
+def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
+    """Yield a line for each reason why an arm of a cell cannot run on this machine."""
+    from labkit.models import resolve
+
+    arms: dict[str, list[str]] = {}
+    for arm in cell.tested:
+        found: list[object] = []
+        try:
+            experiment = cell.experiment(arm, reader, TIME_S)
+            if experiment.model.shape is None:
+                resolve(experiment.model)
+            found += obstacles(experiment)
+            found += () if found else _server_and_memory(experiment)
+        except ConfigError as error:
+            found.append(error)
+        for reason in map(str, found):
+            arms.setdefault(f"{reason}{_digests(arm, reason)}", []).append(arm.name)
+    for text, arm_names in arms.items():
+        every = len(arm_names) == len(cell.tested)
+        yield f"{'every arm' if every else 'arm ' + ', '.join(arm_names)}: {text}"
+    if not arms:
+        try:
+            cell.composed(reader, TIME_S)
+        except ConfigError as error:
+            yield str(error)
+
+
+def _digests(arm: Arm, reason: str) -> str:
+    """Return what to set and the digests of the files that a reason names, or nothing."""
+    inputs = {n: digest for n, digest in arm.inputs.items() if f"{_option(n)}=" in reason}
+    keys = " and ".join(dict.fromkeys(map(_option, inputs)))
+    names = ", ".join(f"{name} {digest}" for name, digest in inputs.items())
+    return f"; set {keys} to your copy of the author's (SHA-256: {names})" if inputs else ""
+
+
+def _server_and_memory(experiment: Experiment) -> Iterator[str]:
+    from labkit import workload
+    from labkit.engine import openai
+    from labkit.machine.facts import memory_capacity
+
+    if experiment.engine.name == "openai":
+        openai.check_installed(experiment.engine)
+    needed, total = workload.estimate(experiment).bytes, memory_capacity.this_machine().total
+    if needed > total:
+        yield (
+            f"it needs about {needed / 2**30:.1f} GiB of memory, and this machine has "
+            f"{total / 2**30:.1f}; a smaller {SMALLER} asks a smaller question, which is "
+            "counted as another"
+        )

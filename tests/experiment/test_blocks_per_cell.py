@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+from planted_cells import caveats
 from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
 
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Isolation

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from planted_cells import caveats
 from planted_runs import PlantedRuns
 
 from labkit import config
 from labkit.analysis.comparison.text_quality import text_qualities
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell

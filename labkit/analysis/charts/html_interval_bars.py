@@ -86,10 +86,7 @@ class ArmBars:
 
 @dataclass(frozen=True)
 class CardBars:
-    """The bars of a card: one line for each arm, on one scale.
-
-    ``metric`` says what differs and which direction is better.
-    """
+    """The bars of a card, a line per arm, on one scale; ``metric`` names the better direction."""
 
     metric: str
     scale: IntervalScale
@@ -105,7 +102,6 @@ class CardBars:
 
     @property
     def caption(self) -> str:
-        """What the bars show."""
         interval = " with its interval" if self.has_intervals else ""
         one = f"the effect{interval}"
         what = "each dot is a row, numbers are their range" if self.several_rows else one

@@ -25,10 +25,7 @@ CDF_POINTS = 101
 
 
 def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
-    """Yield a caption and a chart for each latency: the CDF over all requests, a line per arm.
-
-    The limits of the workload (``workload.limits``) are drawn as vertical lines.
-    """
+    """Yield a caption and the CDF of each latency over all requests, by arm, with the limits."""
     pools, styles = _pooled_latencies(analysis), arm_classes(analysis.cell)
     for key, name in LATENCIES:
         by_arm = {arm: pools[arm, key] for arm in styles if len(pools.get((arm, key), ()))}

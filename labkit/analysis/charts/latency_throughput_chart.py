@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 from labkit.analysis.document.chart import Chart, padded_range
@@ -32,10 +32,7 @@ CAPTION = (
 
 
 def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | None:
-    """Return throughput and latency of every arm under every load, with the knees marked.
-
-    None if ``curves`` is empty.
-    """
+    """Return throughput and latency of each arm under each load, and the knees; None if empty."""
     if not curves:
         return None
     lines = [(curve, load) for curve in curves for load in curve.loads]
@@ -106,15 +103,6 @@ def _point(load: LoadPoint) -> tuple[float, float]:
     return load.medians["request_s"], load.medians["e2e_p50_ms"]
 
 
-@dataclass(frozen=True)
-class _ArmPoint:
-    """An arm's median throughput and latency, in the metrics' units."""
-
-    arm: str
-    throughput: float
-    latency: float
-
-
 def frontier(
     points: Iterable[T], cost: Callable[[T], float], gain: Callable[[T], float]
 ) -> list[T]:
@@ -134,7 +122,7 @@ def _frontier_chart(cell: Cell) -> Chart | None:
         return None
     throughput, latency = rows[pair[0]], rows[pair[1]]
     points = [
-        _ArmPoint(arm, rate, time)
+        (arm, rate, time)
         for arm in cell.real_arms
         if (rate := throughput.median(arm)) and (time := latency.median(arm))
     ]
@@ -142,27 +130,28 @@ def _frontier_chart(cell: Cell) -> Chart | None:
         return None
     chart = Chart(
         title="throughput against latency of the arms",
-        x=padded_range([p.latency for p in points], 0.1),
-        y=padded_range([p.throughput for p in points], 0.1),
+        x=padded_range([time for *_, time in points], 0.1),
+        y=padded_range([rate for _, rate, _ in points], 0.1),
         x_label=f"{latency.metric} ({unit_name(latency.unit)})",
         y_label=f"{throughput.metric} ({unit_name(throughput.unit)})",
         height=320,
     )
-    best = frontier(points, lambda p: p.latency, lambda p: p.throughput)
-    steps = [(a.latency, b.throughput) for a, b in zip(best[1:], best, strict=False)]
-    corners = [corner for at, step in zip(best, [*steps, None], strict=True)
-               for corner in ((at.latency, at.throughput), step) if corner is not None]  # fmt: skip
+    best = frontier(points, lambda point: point[2], lambda point: point[1])
+    corners = [(best[0][2], best[0][1])]
+    for (_, before, _), (_, rate, time) in pairwise(best):
+        corners += [(time, before), (time, rate)]
     chart.line(corners, "zero")
     for point in points:
-        style, mark = arm_classes(cell)[point.arm]
+        arm, rate, time = point
+        style, mark = arm_classes(cell)[arm]
         where = ", on the frontier" if point in best else ""
         tip = (
-            f"{point.arm}: {value_text(point.throughput)} {unit_name(throughput.unit)}, "
-            f"{value_text(point.latency)} {unit_name(latency.unit)}{where}"
+            f"{arm}: {value_text(rate)} {unit_name(throughput.unit)}, "
+            f"{value_text(time)} {unit_name(latency.unit)}{where}"
         )
-        chart.dot(point.latency, point.throughput, style, mark, tip, arm=point.arm)
+        chart.dot(time, rate, style, mark, tip, arm=arm)
     if len(best) <= MAX_NAMED:
-        add_point_labels(chart, [(p.latency, p.throughput, p.arm) for p in best])
+        add_point_labels(chart, [(time, rate, arm) for arm, rate, time in best])
     return chart
 
 

@@ -99,7 +99,6 @@ class RunTimeline:
 
     @property
     def end_s(self) -> float:
-        """The end of the time axis."""
         return max([*self.t_s, *(request.finished_s for request in self.requests)])
 
     @property
@@ -108,12 +107,8 @@ class RunTimeline:
         return PHASES if self.waiting_known else PHASES[1:]
 
     def caption(self, what: str = "memory, and below it each request's phases") -> str:
-        """Return a caption with the arm, the run and notes on missing phases or requests."""
-        return f"{self.arm}, run {self.run}: {what}{self.missing()}"
-
-    def missing(self) -> str:
-        """Return the notes on missing phases or requests, or an empty string."""
-        text = ""
+        """Return a caption with notes on missing phases or requests."""
+        text = f"{self.arm}, run {self.run}: {what}"
         if not self.waiting_known:
             text += " (prefill includes waiting: this engine does not report admissions)"
         if len(self.requests) < self.num_requests:
@@ -168,13 +163,11 @@ def _request_times(request: RequestNote) -> RequestTimes:
 
 
 def _series_class(name: str) -> str:
-    """Return the style class of a series on the HTML page."""
     colour, dashed = SERIES_STYLES[name]
     return f"line series{colour}{' dashed' if dashed else ''}"
 
 
-def _memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
-    """Return a chart of memory over time up to ``end_s``, with a line per series."""
+def _memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     chart = Chart(
         "memory over time", (0.0, end_s), (0.0, 1.05 * top), X_LABEL, "memory (MiB)",
@@ -183,11 +176,12 @@ def _memory_chart(timeline: RunTimeline, end_s: float) -> Chart:
     for name, values in timeline.memory_mib.items():
         points = list(zip(timeline.t_s, values, strict=True))
         chart.line(points, _series_class(name), SERIES_LABELS[name])
-    return chart
+    keys = tuple((SERIES_LABELS[n], _series_class(n), "line") for n in timeline.memory_mib)
+    return ChartPart(chart, f"{timeline.arm}, run {timeline.run}", keys, timeline.arm)
 
 
-def _requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
-    """Return a chart of the phases of requests, one below the other, whose time axis zooms.
+def _requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
+    """Return the chart of a run's requests, one below the other, whose time axis zooms.
 
     ``end_s``: end of the time axis, the same for all arms, so that they can be compared.
     """
@@ -203,7 +197,9 @@ def _requests_chart(timeline: RunTimeline, end_s: float) -> Chart:
             for name, start, end in request.phases():
                 if name == phase:
                     chart.bar((start, end), extent, phase, request.request)
-    return chart
+    keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
+    caption = timeline.caption("each request's phases, in the order of submission")
+    return ChartPart(chart, caption, keys, timeline.arm)
 
 
 @section("Memory over time")
@@ -219,20 +215,6 @@ def memory_timeline_section(report: CellSource) -> Iterator[ReportPart]:
         yield PictureCaption([f"{timeline.caption()}."])
 
 
-def _memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
-    """Return the chart of one run's memory, with its legend."""
-    keys = tuple((SERIES_LABELS[n], _series_class(n), "line") for n in timeline.memory_mib)
-    caption = f"{timeline.arm}, run {timeline.run}"
-    return ChartPart(_memory_chart(timeline, end_s), caption, keys, timeline.arm)
-
-
-def _requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
-    """Return the chart of one run's requests, with its legend."""
-    keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
-    caption = timeline.caption("each request's phases, in the order of submission")
-    return ChartPart(_requests_chart(timeline, end_s), caption, keys, timeline.arm)
-
-
 @section("Requests over time")
 def request_timeline_section(report: CellSource) -> Iterator[ReportPart]:
     """Show, for one run of each arm, when each request waited, was prefilled and was decoded."""
@@ -241,60 +223,37 @@ def request_timeline_section(report: CellSource) -> Iterator[ReportPart]:
         yield _requests_part(timeline, max(each.end_s for each in timelines))
 
 
-@dataclass(frozen=True)
-class _KVUtilization:
-    """An arm's peak reserved KV memory and the peak memory that held tokens (MiB).
+def _peak_kv_mib(cell: Cell) -> dict[str, tuple[float, float]]:
+    """Return each arm's peak KV memory, reserved and of it used (MiB, medians over its runs).
 
-    Both are medians over the arm's runs.
+    Arms that did not count it are left out. Empty if all arms have the same.
     """
-
-    arm: str
-    reserved_mib: float
-    used_mib: float
-
-    @property
-    def label(self) -> str:
-        """Used and reserved memory and the waste: ``1.50 of 4.00 MiB, 62.5 % wasted``."""
-        waste_pct = 100 * (1 - self.used_mib / self.reserved_mib)
-        return (
-            f"{value_text(self.used_mib)} of {value_text(self.reserved_mib)} MiB, "
-            f"{waste_pct:.1f} % wasted"
-        )
-
-
-def _kv_utilizations(cell: Cell) -> list[_KVUtilization]:
-    """Return the KV utilization of every arm that counted it; empty if all arms have the same."""
-    counters = {arm.name: arm.counters for arm in cell.arms}
-    utilizations = [
-        _KVUtilization(arm, reserved / 2**20, min(used, reserved) / 2**20)
+    peaks = {
+        arm: (reserved / 2**20, min(used, reserved) / 2**20)
         for arm in cell.real_arms
-        if (reserved := counters[arm].get("peak_kv_bytes"))
-        and (used := counters[arm].get("kv_used_bytes"))
-    ]
-    distinct = {(each.reserved_mib, each.used_mib) for each in utilizations}
-    return utilizations if len(distinct) > 1 else []
-
-
-def _kv_utilization_chart(utilizations: Sequence[_KVUtilization]) -> Chart:
-    """Return a chart with one bar per arm, for the HTML report."""
-    largest, count = max(each.reserved_mib for each in utilizations), len(utilizations)
-    chart = Chart(
-        "KV memory reserved and used", (0.0, 1.9 * largest), (0.0, float(count)), "KV memory (MiB)",
-        rows=tuple(each.arm for each in utilizations), row_height=26,
-    )  # fmt: skip
-    for index, each in enumerate(utilizations):
-        extent = (count - index - 0.85, count - index - 0.15)
-        chart.bar((0.0, each.reserved_mib), extent, "reserved", each.label, each.arm)
-        chart.bar((0.0, each.used_mib), extent, "used", each.label, each.arm)
-        chart.text(each.reserved_mib, count - index - 0.5, each.label, dx=8)
-    return chart
+        if (reserved := cell.counters[arm].get("peak_kv_bytes"))
+        and (used := cell.counters[arm].get("kv_used_bytes"))
+    }
+    return peaks if len(set(peaks.values())) > 1 else {}
 
 
 @section("KV memory reserved and used")
 def kv_utilization_section(report: CellSource) -> Parts:
     """Show how much of the reserved KV memory held tokens."""
-    utilizations = _kv_utilizations(report.cell)
-    if not utilizations:
+    peaks = _peak_kv_mib(report.cell)
+    if not peaks:
         return []
-    chart = ChartPart(_kv_utilization_chart(utilizations), PEAK_CAPTION)
-    return [chart, PictureFile(report.cell.stem("kv-held"), PEAK_CAPTION, [chart])]
+    largest, count = max(reserved for reserved, _ in peaks.values()), len(peaks)
+    chart = Chart(
+        "KV memory reserved and used", (0.0, 1.9 * largest), (0.0, float(count)), "KV memory (MiB)",
+        rows=tuple(peaks), row_height=26,
+    )  # fmt: skip
+    for index, (arm, (reserved, used)) in enumerate(peaks.items()):
+        sizes = f"{value_text(used)} of {value_text(reserved)} MiB"
+        label = f"{sizes}, {100 * (1 - used / reserved):.1f} % wasted"
+        extent = (count - index - 0.85, count - index - 0.15)
+        chart.bar((0.0, reserved), extent, "reserved", label, arm)
+        chart.bar((0.0, used), extent, "used", label, arm)
+        chart.text(reserved, count - index - 0.5, label, dx=8)
+    part = ChartPart(chart, PEAK_CAPTION)
+    return [part, PictureFile(report.cell.stem("kv-held"), PEAK_CAPTION, [part])]

@@ -39,7 +39,6 @@ class RooflineLimits:
     read_bytes: int
 
     def text(self) -> str:
-        """Return a sentence with the limits and how they were measured."""
         return (
             f"Limits: {self.read_gb_s:,.1f} GB/s reading {self.read_bytes >> 20} MiB, "
             f"{self.sgemm_gflop_s:,.1f} GFLOP/s in a float32 matrix product of NumPy's BLAS, "
@@ -70,7 +69,6 @@ class RooflinePoint:
 
     @property
     def gflop_s(self) -> float:
-        """Attained GFLOP/s."""
         return self.flops / self.seconds / 1e9
 
     @property
@@ -83,10 +81,7 @@ class RooflinePoint:
 
     @property
     def share(self) -> float | None:
-        """The minimum possible time divided by the measured time.
-
-        It exceeds 1 only if a cache held part of the data.
-        """
+        """The least possible time over the measured; above 1 only if a cache held some data."""
         return None if self.limits is None else max(self._min_times_s(self.limits)) / self.seconds
 
     def _min_times_s(self, limits: RooflineLimits) -> tuple[float, float]:
@@ -156,10 +151,7 @@ def _case_numbers(points: Sequence[RooflinePoint]) -> dict[str, int]:
 
 
 def cases_line(points: Sequence[RooflinePoint]) -> str:
-    """Return the legend line with each case's number and name.
-
-    If there are several arms, the line explains why their marks are drawn side by side.
-    """
+    """Return the legend's line: each case's number and name, and why marks stand side by side."""
     numbers = _case_numbers(points)
     text = f"{len(numbers):,}; the tooltips of the marks name them"
     if len(numbers) <= MAX_LABELS:
@@ -181,10 +173,7 @@ def _mark_positions(points: Sequence[RooflinePoint], x: ExponentRange) -> list[t
 
 @dataclass(frozen=True)
 class _CaseLabel:
-    """A case's number beside the case's marks. ``x`` and ``y`` are shares of the panel.
-
-    ``right``: whether the number is to the right of the marks.
-    """
+    """A case's number beside its marks, in shares of the panel; ``right``: to the right of them."""
 
     text: str
     x: float
@@ -193,17 +182,13 @@ class _CaseLabel:
 
     @property
     def middle(self) -> float:
-        """The horizontal middle of the text."""
         return self.x + (LABEL_WIDTH if self.right else -LABEL_WIDTH) / 2
 
 
 def _case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
 ) -> list[_CaseLabel]:
-    """Return a label beside each case's marks. It is moved down if neither side is free.
-
-    With more than ``MAX_LABELS`` cases, there are no labels.
-    """
+    """Return a label beside each case's marks, lower if neither side is free; none if too many."""
     numbers = _case_numbers(points)
     if len(numbers) > MAX_LABELS:
         return []

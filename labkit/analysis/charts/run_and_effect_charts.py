@@ -89,10 +89,7 @@ def _draw_estimates(chart: Chart, cell: Cell, effects: Mapping[str, Comparison],
 
 
 def runs_chart(cell: Cell, row: Row, record_folder: str) -> Chart | None:
-    """Return a chart of a row's value in every run, in run order, or None if no run has a value.
-
-    Dots link to the records below ``record_folder``.
-    """
+    """Return a row's values in run order, linked to ``record_folder``; None if no run has one."""
     values = [run.value for arm in row.arms.values() for run in arm.runs]
     if not values:
         return None
@@ -229,10 +226,7 @@ def variation_sentence(
 
 
 def effects_chart(cell: Cell) -> Chart | None:
-    """Return a forest plot of the primary effects with their intervals and the shaded margin.
-
-    Only the first ``MAX_ROWS`` rows are drawn. None if no effect is known.
-    """
+    """Return a forest plot of the first ``MAX_ROWS`` primary effects; None if none is known."""
     rows = [
         row
         for row in cell.rows

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
-from labkit.analysis.statistics.equivalence_test import ShiftScale, equivalence_test
+from labkit.analysis.statistics.equivalence_test import equivalence_test
 from labkit.analysis.statistics.multiple_comparisons import (
     InvertedTest,
     RowPermutations,
@@ -194,11 +194,7 @@ def _compare(
     criteria: DecisionCriteria,
     alpha: float,
 ) -> Comparison:
-    """Return the comparison of an arm with the baseline in one row.
-
-    ``alpha`` is the row's own significance level within its family (:func:`.per_row_alphas`). It
-    determines the minimum detectable effect.
-    """
+    """Compare two arms in a row; ``alpha``: the row's own, which gives the detectable effect."""
     blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)
     alone, interval = test.inverted_test(), adjusted.interval(criteria.alpha)
@@ -218,9 +214,11 @@ def _compare(
     if row.is_zero(start.baseline):
         return replace(tested, difference=estimate, difference_ci=interval)
     sd = between_run_sd(base, other) if row.positive else None
-    low, high = interval_to_percent(interval, row) or (None, None)
-    raw = interval_to_percent(alone.interval(criteria.alpha), row) or (None, None)
-    equal = equivalence_test(adjusted, criteria.margin_pct, criteria.alpha, row) if claims else None
+    low, high = interval_to_percent(interval, row.to_percent) or (None, None)
+    raw = interval_to_percent(alone.interval(criteria.alpha), row.to_percent) or (None, None)
+    equal, scale = None, (row.to_shift, row.to_percent)
+    if claims:
+        equal = equivalence_test(adjusted, criteria.margin_pct, criteria.alpha, *scale)
     return replace(
         tested,
         effect_pct=row.to_percent(estimate),
@@ -236,10 +234,7 @@ def _compare(
 
 
 def interval_to_percent(
-    limits: tuple[float, float] | None, scale: ShiftScale | None = None
+    limits: tuple[float, float] | None, convert: Callable[[float], float] = to_percent
 ) -> tuple[float, float] | None:
-    """Convert an interval of shifts on a scale (None: log ratios) to percent."""
-    if limits is None:
-        return None
-    convert = to_percent if scale is None else scale.to_percent
-    return convert(limits[0]), convert(limits[1])
+    """Convert an interval of shifts, by default of log ratios, to percent."""
+    return None if limits is None else (convert(limits[0]), convert(limits[1]))

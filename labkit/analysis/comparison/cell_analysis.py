@@ -6,6 +6,7 @@ numbers). The analysis copies these facts and recomputes everything else each ti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,7 +21,6 @@ from labkit.analysis.comparison.arm_comparison import (
     effect_pct,
 )
 from labkit.analysis.comparison.best_setting import best_settings
-from labkit.analysis.comparison.first_output_difference import StoredValues
 from labkit.analysis.comparison.machine_or_arm_stalls import (
     StallAttribution,
     as_measured,
@@ -80,7 +80,6 @@ class CellData(ArmsByRole):
 
     @cached_property
     def design(self) -> CellDesign:
-        """The design as declared in the manifest."""
         return CellDesign.from_json(self.manifest.get("design", {}))
 
     @property
@@ -149,34 +148,22 @@ class CellData(ArmsByRole):
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """How many blocks were finished at each time when results were shown.
-
-        The current number of finished blocks is included if the design is complete.
-        """
+        """Numbers of finished blocks when results were shown, the present one if all are done."""
         now = (len(self.blocks_done),) if self.complete else ()
         return tuple(sorted({*self.design.shown, *now}))
 
     @cached_property
     def blocks_done(self) -> tuple[int, ...]:
         """The blocks in which every run has left a record."""
+        counts = Counter(record.block for record in self.records)
+        dropped = self.dropped.values()  # numbers of blocks, after which an arm has no runs
+        arms = {block: len(self.arms) - sum(end <= block for end in dropped) for block in counts}
         runs = self.design.runs_per_block
-        counts: dict[int, int] = {}
-        for record in self.records:
-            counts[record.block] = counts.get(record.block, 0) + 1
-        return tuple(
-            sorted(block for block, n in counts.items() if n >= runs * self._num_arms(block))
-        )
-
-    def _num_arms(self, block: int) -> int:
-        """Return how many arms run in a block: all but those that an earlier look dropped."""
-        return len(self.arms) - sum(after <= block for after in self.dropped.values())
+        return tuple(sorted(block for block, n in counts.items() if n >= runs * arms[block]))
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """Number of blocks that a sweep's setting ran before an interim look dropped it.
-
-        Settings that were not dropped are left out.
-        """
+        """By sweep's setting that an interim look dropped, the number of blocks that it ran."""
         dropped: dict[str, int] = {}
         for look in self.design.looks_taken:
             for arm in self.arms if "kept" in look else ():
@@ -195,15 +182,11 @@ class CellData(ArmsByRole):
 
     @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
-        """Result of the machine probe that ran before each run's arm, by (block, position).
-
-        It is the mean log of the probe's times in microseconds.
-        """
+        """Mean log of the machine probe's times (us) before each arm, by (block, position)."""
         return probe_values(self.records)
 
     @cached_property
     def qualities(self) -> tuple[ArmQuality, ...]:
-        """The quality of each arm that scored texts."""
         names = [arm.name for arm in self.arms]
         return tuple(text_qualities(names, self.records, self.design.quality_confidence))
 
@@ -214,10 +197,7 @@ class CellData(ArmsByRole):
 
 
 def read_data(cell_dir: StudyPath) -> CellData:
-    """Read a cell's files.
-
-    Raises ``RecordError`` if a file is missing or not valid. The message names it.
-    """
+    """Read a cell's files; raise ``RecordError``, which names it, if one is missing or invalid."""
     arms, records = read_arms(cell_dir), read_runs(cell_dir)
     lost = not (cell_dir / "cell.json").is_file()
     facts = _undeclared(cell_dir, arms, records) if lost else read_cell(cell_dir)
@@ -238,11 +218,7 @@ def read_data(cell_dir: StudyPath) -> CellData:
 def _undeclared(
     cell_dir: StudyPath, arms: Sequence[Arm], records: Sequence[Record]
 ) -> dict[str, Any]:
-    """Return a substitute for a lost ``cell.json``, inferred from the runs.
-
-    The declared design is unknown: alpha and margin are the config schema's defaults, and
-    ``declared`` is False, so nothing is claimed.
-    """
+    """Return a substitute for a lost ``cell.json``, from the runs; nothing is claimed with it."""
     blocks = {record.block for record in records}
     runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
     together = [record for record in records if record.known_notes.get("together")]
@@ -473,7 +449,12 @@ class CellAnalysis:
             ),
             gates={name: gate.result() for name, gate in self.gates.items()},
             rows=rows,
-            failures=tuple(_failure(r) for r in data.records if not r.ok),
+            failures=tuple(
+                Failure(r.run, r.outcome, r.detail, notes.get("failed_by"), notes.get("log"))
+                for r in data.records
+                if not r.ok
+                for notes in [r.known_notes]
+            ),
             environment=self.environment,
             published=Published(published) if published is not None else None,
             overrides=None if overrides is None else tuple(overrides),
@@ -523,7 +504,7 @@ def analyse(
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
     claim = data.arms[0].identity
-    report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
+    report = output_identity.compare_outputs(data.records, names, cell_dir, claim)
     gate_results = {
         "healthy": validity_gates.healthy(data.records, data.arms, data.design.across_hosts),
         "engaged": validity_gates.engaged(data.records, data.arms),
@@ -565,18 +546,8 @@ def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:
     return analyse(cell_dir).cell.to_json()
 
 
-def _failure(record: Record) -> Failure:
-    notes = record.known_notes
-    return Failure(
-        record.run, record.outcome, record.detail, notes.get("failed_by"), notes.get("log")
-    )
-
-
 def _arm(arm: Arm, records: Sequence[Record]) -> CellArm:
-    """Describe an arm, with the medians of its counters over its runs.
-
-    With an even number of runs, the median is the larger of the middle two: a count that occurred.
-    """
+    """Return an arm with its counters' medians, of an even number the larger of the middle two."""
     runs = [r.counters for r in records if r.arm == arm.name and r.counters]
     names = list(dict.fromkeys(name for counters in runs for name in counters))
     medians = {name: median_high(float(c.get(name, 0.0)) for c in runs) for name in names}

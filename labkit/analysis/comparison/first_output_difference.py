@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,26 +26,17 @@ Outputs = Mapping[str, Any]
 MAX_SHOWN_CHARACTERS = 12  # of each text, starting at the first difference
 
 
-@dataclass(frozen=True)
-class StoredValues:
-    """Reader of the output values stored in a cell's folder."""
-
-    cell_dir: StudyPath
-
-    def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
-        """Return an output's values, float32 [tokens, heads, head_dim].
-
-        Returns None if the values were not stored, or the file does not match the digest.
-        """
-        content = read_output_values(self.cell_dir, outputs["digest"])
-        if content is None:
-            return None
-        try:
-            stored = np.load(io.BytesIO(content), allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            return None
-        digest = hashlib.sha256(np.ascontiguousarray(stored).tobytes()).hexdigest()
-        return stored if digest == outputs["digest"] else None
+def stored_values(cell_dir: StudyPath, outputs: Outputs) -> NDArray[np.float32] | None:
+    """Return an output's values, float32 [tokens, heads, head_dim]; None if lost or altered."""
+    content = read_output_values(cell_dir, outputs["digest"])
+    if content is None:
+        return None
+    try:
+        stored = np.load(io.BytesIO(content), allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    digest = hashlib.sha256(np.ascontiguousarray(stored).tobytes()).hexdigest()
+    return stored if digest == outputs["digest"] else None
 
 
 def checksums(text: str) -> NDArray[np.uint32]:
@@ -60,17 +50,15 @@ def ulp_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.i
     The bits of a float32, read as sign and magnitude, have the same order as the numbers. The
     distance of +0 and -0 is 0.
     """
-    distance: NDArray[np.int64] = np.abs(_ordered(a) - _ordered(b))
-    return distance
+    return np.asarray(np.abs(_ordered(a) - _ordered(b)))
 
 
 def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
     bits = np.ascontiguousarray(x, np.float32).view(np.int32).astype(np.int64)
-    ordered: NDArray[np.int64] = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-    return ordered
+    return np.asarray(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
 
 
-def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
+def array_difference(a: Outputs, b: Outputs, cell_dir: StudyPath) -> str:
     """Return a phrase on two arrays' difference: where it begins, its ULPs and its extent."""
     if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
         return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"
@@ -79,7 +67,7 @@ def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
     if not len(rows) or not len(heads):
         return "the bytes differ, but the checksums of all rows or of all heads agree"
     extent = f"{len(rows)} of {a['shape'][0]} token rows, {len(heads)} of {a['shape'][1]} heads"
-    mine, theirs = values.get(a), values.get(b)
+    mine, theirs = stored_values(cell_dir, a), stored_values(cell_dir, b)
     if mine is None or theirs is None:
         where = f"first at token {rows[0]}, head {heads[0]}"
         return f"{where} ({extent}); ULP distance unknown: the values were not kept"

@@ -75,7 +75,6 @@ class StallAttribution:
 
     @property
     def shares(self) -> str:
-        """The stalled share of each arm's time as text."""
         return ", ".join(f"{pct:.1f} % of {arm}'s" for arm, pct in self.stalled_pct.items())
 
     def caveats(self) -> Iterator[str]:
@@ -190,10 +189,7 @@ def _as_measured(case: CaseRecord) -> CaseRecord:
 def _stalled_by_arm(
     records: Sequence[Record], arms: Sequence[Arm]
 ) -> dict[str, dict[int, tuple[float, float]]]:
-    """Return, by arm and block, the share of a run's time that stalls took, and stalled steps.
-
-    An arm none of whose runs recorded its stalls is absent.
-    """
+    """Return by arm and block the share of time lost to stalls, and stalled steps, if recorded."""
     stalled: dict[str, dict[int, tuple[float, float]]] = {}
     for record in records:
         noted = record.known_notes.get("stalls", {})

@@ -96,7 +96,6 @@ class MetricRow:
         return self._rounds[block]
 
     def before(self, block: int) -> MetricRow:
-        """Return the row with the values of the blocks before ``block``."""
         arms = {arm: [v for v in vs if v.block < block] for arm, vs in self.arms.items()}
         return replace(self, arms={arm: values for arm, values in arms.items() if values})
 
@@ -172,7 +171,6 @@ class MetricRow:
         return to_percent(shift) if self.unit_value is None else max(-100.0, 100.0 * shift)
 
     def to_shift(self, pct: float) -> float:
-        """Convert percent to a log ratio, or to a difference."""
         return to_log_ratio(pct) if self.unit_value is None else pct / 100.0
 
 
@@ -190,15 +188,8 @@ def run_value(repeats: Sequence[float]) -> float:
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
-def _median_over_rounds(baseline: Floats, arm: Floats) -> float:
-    return float(_medians(arm - baseline))
-
-
 def _middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
-    """Return the mean of the middle half of the log ratios (the interquartile mean).
-
-    If a quarter of the rounds is no whole number, the outermost two count in part.
-    """
+    """Return the interquartile mean of the log ratios; its outermost two may count in part."""
     ratios = np.sort(arm - baseline)
     cut, part = divmod(len(ratios) / 4, 1)
     weights = np.zeros(len(ratios))
@@ -214,7 +205,8 @@ def mean_over_rounds(baseline: Floats, arm: Floats) -> float:
 
 
 OVER_ROUNDS: Mapping[str, Callable[[Floats, Floats], float]] = {
-    "median": _median_over_rounds,  # records without a note (until November 2026)
+    # Records without a note (until November 2026) have the median.
+    "median": lambda baseline, arm: float(_medians(arm - baseline)),
     "middle_half": _middle_half_over_rounds,
     "mean": mean_over_rounds,
 }
@@ -243,15 +235,11 @@ def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floa
             effects[position] = _medians(residual[mask])
         if np.abs(effects - before).max() <= POLISH_TOLERANCE:
             break
-    without: Floats = logs - effects[positions]
-    return without
+    return np.asarray(logs - effects[positions])
 
 
 def _medians(values: Floats) -> Floats:
-    """Return medians along the last axis.
-
-    ``np.median`` takes five times as long for arrays of this size.
-    """
+    """Return medians along the last axis; ``np.median`` takes five times as long at this size."""
     ordered, half = np.sort(values), values.shape[-1] // 2
     if values.shape[-1] % 2:
         return np.asarray(ordered[..., half])
@@ -263,18 +251,9 @@ def build_rows(
 ) -> list[MetricRow]:
     """Build a cell's rows: cases in the order of the records, each case's primary metrics first.
 
-    Parameters
-    ----------
-    paired_baseline
-        The baseline's name if the arms of a block were interleaved in one process, else None.
-    metrics
-        The primary metrics, the most important first. If empty, the records mark their primary
-        metrics.
-
-    Raises
-    ------
-    RecordError
-        An interleaved arm does not have as many repeats as the baseline.
+    ``paired_baseline``: the baseline's name if the arms of a block were interleaved in one process,
+    else None. ``metrics``: the primary metrics, the most important first; if empty, the records
+    mark them. Raises ``RecordError`` if an interleaved arm has not as many repeats as the baseline.
     """
     cases: dict[str, dict[str, MetricRow]] = {}
     skipped: dict[str, str] = {}
@@ -381,18 +360,13 @@ def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
     if row.unit_value is not None:
         by_block = row.by_block(arm)
         return np.array([by_block[b] for b in blocks], np.float64) / row.unit_value
-    if row.paired_baseline is not None and arm != row.paired_baseline:
-        return _paired_values(row, arm, blocks)
-    values = row.by_block(arm)
-    return np.log(np.array([values[b] for b in blocks], np.float64))
-
-
-def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return the baseline's log values plus the arm's log ratios, float64 [blocks, 1]."""
+    values = row.by_block(arm if row.paired_baseline is None else row.paired_baseline)
+    logs: Floats = np.log(np.array([values[b] for b in blocks], np.float64))
+    if row.paired_baseline in (None, arm):
+        return logs
     baseline, ratio = str(row.paired_baseline), OVER_ROUNDS[row.over_rounds]
-    ratios = [ratio(logs[baseline], logs[arm]) for logs in map(row.rounds, blocks)]
-    paired: Floats = log_values(row, baseline, blocks) + np.array(ratios)[:, None]
-    return paired
+    ratios = [ratio(rounds[baseline], rounds[arm]) for rounds in map(row.rounds, blocks)]
+    return np.asarray(logs + np.array(ratios)[:, None])
 
 
 def arm_values(values: Sequence[RunValue]) -> ArmValues:
@@ -416,3 +390,19 @@ def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
         if times:
             probes[record.block, record.position] = float(np.mean(np.log(times)))
     return probes
+
+
+def run_probes(
+    probe: Mapping[tuple[int, int], float],
+    row: MetricRow,
+    arms: Sequence[str],
+    blocks: Sequence[int],
+) -> Floats | None:
+    """Return the probes of arms' runs, float64 [arms, blocks, runs]; None if one is missing.
+
+    ``probe``: as from :func:`probe_values`.
+    """
+    places = [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
+    if not places or any(place not in probe for place in places):
+        return None
+    return np.array([probe[place] for place in places]).reshape(len(arms), len(blocks), -1)

@@ -14,7 +14,6 @@ import numpy as np
 
 from labkit.analysis.comparison.first_output_difference import (
     Outputs,
-    StoredValues,
     array_difference,
     checksums,
     first_difference,
@@ -23,7 +22,7 @@ from labkit.analysis.comparison.first_output_difference import (
     token_difference,
 )
 from labkit.analysis.statistics.bimodality import fisher_p
-from labkit.records import CaseRecord, Record
+from labkit.records import CaseRecord, Record, StudyPath
 
 IDENTITY_CLAIMS = {
     "bitwise": "outputs bit-identical",
@@ -36,10 +35,7 @@ IDENTITY_CLAIMS = {
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """One case in one run, with outputs that differ from the reference run's.
-
-    ``where`` is a phrase that describes the first difference.
-    """
+    """A case in one run whose outputs differ from the reference run's; ``where``: in a phrase."""
 
     arm: str
     run: str
@@ -64,10 +60,7 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """All differences from the reference run, and each arm's agreement with it.
-
-    ``reference`` is None if the baseline has no successful run.
-    """
+    """All differences from the reference run (None: no successful one), and the arms' agreement."""
 
     reference: str | None
     differences: tuple[OutputDifference, ...]
@@ -79,7 +72,7 @@ class IdentityReport:
 
 
 def compare_outputs(
-    records: Sequence[Record], arms: Sequence[str], values: StoredValues, claim: str = "none"
+    records: Sequence[Record], arms: Sequence[str], cell_dir: StudyPath, claim: str = "none"
 ) -> IdentityReport:
     """Compare the outputs of every successful run with those of the reference run.
 
@@ -112,7 +105,7 @@ def compare_outputs(
             case = cases.get(name)
             if name not in measured[record.block]:
                 continue
-            where = _difference(reference_case, case, values, known, claim == "bitwise")
+            where = _difference(reference_case, case, cell_dir, known, claim == "bitwise")
             if where is None:
                 continue
             differences.append(OutputDifference(record.arm, record.run, name, where))
@@ -144,7 +137,7 @@ def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> 
 def _difference(
     reference: CaseRecord,
     case: CaseRecord | None,
-    values: StoredValues,
+    cell_dir: StudyPath,
     known: dict[tuple[str, str], str | None],
     bitwise: bool,
 ) -> str | None:
@@ -169,18 +162,15 @@ def _difference(
         return None
     key = (a["digest"], b["digest"])
     if key not in known:
-        known[key] = _where(a, b, values)
+        known[key] = _where(a, b, cell_dir)
     return known[key]
 
 
-def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
-    """Return a phrase on where two outputs with different digests first differ.
-
-    None if they are compared as text and the texts agree.
-    """
+def _where(a: Outputs, b: Outputs, cell_dir: StudyPath) -> str | None:
+    """Return a phrase on where two unequal outputs first differ; None if they agree as texts."""
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
-        return array_difference(a, b, values)
+        return array_difference(a, b, cell_dir)
     if kinds == {"tokens"}:
         return token_difference(a, b)
     if kinds <= {"tokens", "text"}:
@@ -277,10 +267,7 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
 
 
 def verified_shares(outputs: Outputs) -> dict[str, float]:
-    """Return 1.0 for each verified pick and 0.0 for every other pick, by the pick's index.
-
-    A pick is verified if it is the requested frame and has the decoder's pixels.
-    """
+    """Return, by index, 1.0 of a pick that is the requested frame as decoded, else 0.0."""
     rows = zip(
         outputs["asked"], outputs["picks"], outputs["pixels"], outputs["decoder"], strict=False
     )

@@ -80,10 +80,7 @@ def sustained(traffic: TrafficNote) -> bool:
 
 
 def rate_unit(arm: str, records: Sequence[Record]) -> str:
-    """Return the unit of an arm's rate: ``sessions/s`` if a session has several requests.
-
-    Records of earlier versions do not note it; their rates count as rates of requests.
-    """
+    """Return the unit of an arm's rate: ``sessions/s`` if those have several requests, if noted."""
     notes = traffic_notes(records).get(arm, ())
     return next((note["asked_unit"] for note in notes if "asked_unit" in note), REQUESTS_PER_S)
 

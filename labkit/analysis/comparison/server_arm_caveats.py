@@ -94,7 +94,6 @@ class ServerArm:
 
     @property
     def server(self) -> Json:
-        """The first run's notes on the server."""
         notes = _server_and_client(self.runs[0])
         assert notes is not None
         return notes[0]
@@ -123,7 +122,6 @@ class ServerArm:
         return ", ".join(f"{reason} {value:,.0f}" for reason, value in sorted(counts.items()))
 
     def caveats(self) -> Iterator[str]:
-        """Yield the caveats on this arm."""
         server = self.server
         if server["kept"] is not None:
             yield (
@@ -190,7 +188,8 @@ class ServerArm:
         # Prompts may repeat earlier answers, unless each begins with another token.
         answers = 0.0 if sharing["unshared"] else max(self.counter(name) or 0.0 for name in COUNTS)
         # The workload counts shared tokens in whole blocks, but a server may share single tokens.
-        single_tokens = self._requests() * sharing["block_size"]
+        requests = self.counter("requests.submitted") or 0.0
+        single_tokens = requests * sharing["block_size"]
         if cached > sharing["shared_tokens"] + single_tokens + answers:
             repeated = f" and at most {answers:,.0f} of earlier answers" if answers else ""
             yield (
@@ -198,9 +197,6 @@ class ServerArm:
                 f"share only {sharing['shared_tokens']:,}{repeated}, "
                 f"so the cache held tokens from before the run"
             )
-
-    def _requests(self) -> float:
-        return self.counter("requests.submitted") or 0.0
 
 
 def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) -> list[ServerArm]:
@@ -214,10 +210,7 @@ def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) ->
 
 
 def caveats(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the caveats on arms that are servers.
-
-    The control is left out, because its caveats would repeat the baseline's.
-    """
+    """Yield the caveats on arms that are servers; the control's would repeat the baseline's."""
     for server_arm in server_arms([record for record in records if record.role != "control"]):
         yield from server_arm.caveats()
 

@@ -68,10 +68,7 @@ def slow_launch_p(row: MetricRow, baseline: str, arm: str, blocks: Sequence[int]
 
 
 def _lost(logs: Floats) -> Floats:
-    """Return the share of the time that slow launches took, and their number, [arm, 2].
-
-    ``logs``: log times of two arms, float64 [2, rounds].
-    """
+    """Return slow launches' share of the time and number, [arm, 2]; logs: float64 [2, rounds]."""
     relative = logs - np.median(logs, axis=1, keepdims=True)
     excess = relative - relative[::-1]
     slow, times = excess > np.log(SLOW_RATIO), np.exp(logs)

@@ -148,10 +148,7 @@ def whole_us(times: Mapping[str, float]) -> float:
 def _row(
     name: str, records: Sequence[Record], parts: Mapping[str, Mapping[str, float]], total_us: float
 ) -> MetricRow:
-    """Return a part as a metric, compared by ratios: times have outliers.
-
-    A part that takes no time in some run is compared by differences, in units of the whole time.
-    """
+    """Return a part as a metric, compared by ratios or, if some run has none, by differences."""
     row = MetricRow("all", name, "us", "lower", primary=name != TOTAL)
     for record in records:
         times = parts[record.run]
@@ -220,10 +217,7 @@ def _difference(row: MetricRow, one: Comparison, total_us: float) -> PartDiffere
 
 
 def _clocks(records: Sequence[Record]) -> tuple[float, float]:
-    """Return what the clocks add to a step, and the share of the tokens that they timed (%).
-
-    Both are medians over runs.
-    """
+    """Return what clocks add to a step and what share of tokens they timed: medians of runs (%)."""
     costs, shares = [], []
     for record in records:
         note = record.known_notes["step_parts"]
@@ -272,10 +266,7 @@ def _count_changes(base: Sequence[Counters], arm: Sequence[Counters]) -> Changes
 
 
 def _count_sentences(found: Changes, time_ratio: float) -> list[str]:
-    """Describe the counts that differ, the number and the time of steps first.
-
-    ``time_ratio``: the arm's time per output token as a multiple of the baseline's.
-    """
+    """Describe the counts that differ. ``time_ratio``: time per token over the baseline's."""
     texts = []
     for name, (old, new) in found.items():
         values = significant_text(new, 3), significant_text(old, 3)

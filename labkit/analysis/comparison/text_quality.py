@@ -124,7 +124,6 @@ def scoring_note(arm: str, records: Sequence[Record]) -> ScoringNote | None:
 def _arm_quality(
     arm: str, scored: ScoredWindows, baseline: ScoredWindows, confidence: float
 ) -> ArmQuality:
-    """Return an arm's quality, compared with the baseline's windows."""
     count, tokens = len(scored.tokens), scored.tokens
 
     def mean(sums: Floats) -> Callable[[Indices], float]:
@@ -151,10 +150,7 @@ def _arm_quality(
 
 
 def limit_fields(quality: ArmQuality | None) -> dict[str, float | None]:
-    """Return an arm's quality as flat fields: ``kl_mean``, ``kl_mean_low``, ``kl_mean_high``, ...
-
-    If ``quality`` is None, every field is None.
-    """
+    """Return a quality as flat fields: ``kl_mean``, ``kl_mean_low``, ...; None: each is None."""
     return {
         name + suffix: None if quality is None else getattr(quality.metrics[name], key)
         for name in IS_UPPER_LIMIT

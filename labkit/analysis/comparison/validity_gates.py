@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analysis.comparison import server_arm_caveats
+from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.comparison.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.comparison.served_requests import unserved_errors
-from labkit.analysis.comparison.text_quality import (
-    broken_limits,
-    kl_is_bound,
-    text_qualities,
-)
+from labkit.analysis.comparison.text_quality import broken_limits, kl_is_bound, text_qualities
 from labkit.analysis.model.cell_model import GateResult
 from labkit.analysis.statistics.text_window_intervals import CONFIDENCE
 from labkit.config import count_text
@@ -76,7 +73,7 @@ def healthy(
         gate.fail("no run has left a record", None, "no runs")
     claimed = {arm.name for arm in arms if arm.out_of_memory}
     for record in records:
-        if record.arm in claimed and record.outcome in ("ok", "vacuous"):
+        if record.arm in claimed and record.outcome in MEASURED_OUTCOMES:
             reason = "it did not run out of memory, as ablation.claims.out_of_memory says"
             gate.fail(f"{record.run}: {reason}", record.arm, reason)
     for name in claimed:
@@ -112,17 +109,13 @@ def healthy(
 
 
 def _own_failures(records: Sequence[Record]) -> Iterable[list[Record]]:
-    """Return the runs that failed by themselves, in groups of one arm with the same reason."""
+    """Return the runs that no other run's failure ended, in groups of one arm and one reason."""
     groups: dict[tuple[str, str, str | None], list[Record]] = {}
-    for record in records:
-        if record.outcome not in ("ok", "vacuous") and not _failed_with_another(record, records):
+    runs = {record.run for record in records}
+    for record in (r for r in records if r.outcome not in MEASURED_OUTCOMES):
+        if record.known_notes.get("failed_by") not in runs:
             groups.setdefault((record.arm, record.outcome, record.detail), []).append(record)
     return groups.values()
-
-
-def _failed_with_another(record: Record, records: Sequence[Record]) -> bool:
-    """Return whether the failure of another run, which has its own record, ended this run too."""
-    return any(record.known_notes.get("failed_by") == other.run for other in records)
 
 
 def _aftermath(record: Record, records: Sequence[Record]) -> str:
@@ -134,11 +127,8 @@ def _aftermath(record: Record, records: Sequence[Record]) -> str:
 
 
 def _never_ran(gate: Gate, arm: Arm, records: Iterable[Record]) -> bool:
-    """Fail the gate if no run of ``arm`` succeeded, and return whether it failed.
-
-    No cause is added, because the *healthy* gate already makes the verdicts invalid.
-    """
-    if any(r.arm == arm.name and r.outcome in ("ok", "vacuous") for r in records):
+    """Return whether no run of ``arm`` succeeded; then the gate fails (*healthy* says why)."""
+    if any(r.arm == arm.name and r.outcome in MEASURED_OUTCOMES for r in records):
         return False
     gate.status = "fail"
     gate.reasons.append(f"{arm.name} has no successful run")
@@ -146,10 +136,7 @@ def _never_ran(gate: Gate, arm: Arm, records: Iterable[Record]) -> bool:
 
 
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
-    """Return a mapping from host name to a run on it, for each group that must share a host.
-
-    The groups are the blocks if ``by_block``, else the whole cell is one group.
-    """
+    """Return a run by host, for each group that must share one: blocks, or the whole cell."""
     groups: dict[int, dict[str, str]] = {}
     for record in records:
         for state in (record.environment, record.environment_end):
@@ -180,7 +167,7 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
             continue
         affected = arm.name if arm.role == "arm" else None
         for record in records:
-            if record.arm != arm.name or record.outcome not in ("ok", "vacuous"):
+            if record.arm != arm.name or record.outcome not in MEASURED_OUTCOMES:
                 continue
             zero = [name for name in claims if not record.counters.get(name, 0) > 0]
             for name in zero:

@@ -38,16 +38,6 @@ from labkit.analysis.statistics.power import (
 )
 from labkit.config import count_text
 
-VERDICT_WORDS = (
-    "better",
-    "worse",
-    "equivalent",
-    "trivial",
-    "inconclusive",
-    "invalid",
-    "estimate_only",
-    "computed",
-)
 EFFECTS = frozenset({"better", "worse", "trivial"})  # the words that claim a difference
 DECIDED_WORDS = EFFECTS | {"equivalent"}
 NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
@@ -60,17 +50,14 @@ IF_NO_DRIFT = "if nothing drifted between the arms' runs"  # of imported runs in
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict: one of :data:`VERDICT_WORDS`, and the reason for it if the word needs one."""
+    """A verdict: a word of the rules above, and the reason for it if the word needs one."""
 
     word: str
     reason: str | None = None
 
 
 def _exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
-    """Return whether the A/A control's unadjusted interval exceeds the margin.
-
-    False if there is no control or it has no interval.
-    """
+    """Return whether the A/A control has an unadjusted interval, and it exceeds the margin."""
     if control is None or control.ci_raw_pct is None:
         return False
     return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
@@ -116,7 +103,9 @@ def judge(
     if comparison.equivalence is not None and comparison.equivalence.p <= criteria.alpha:
         if _exceeds_margin(control, criteria.margin_pct):
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
-        return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
+        bound = comparison.equivalence.bound_pct
+        size = None if bound is None else f"any difference is within ±{bound_text(bound)} %"
+        return Verdict("trivial" if significant else "equivalent", size)
     if significant:
         # p and the interval are about the mean of the runs, the effect is that of a typical run.
         means = comparison.ci_pct if comparison.difference is None else comparison.difference_ci
@@ -132,16 +121,19 @@ def target_effect_pct(effect_pct: float) -> float:
     return max(1.0, abs(round(effect_pct, 1)))
 
 
-def blocks_to_decide(comparison: Comparison, criteria: DecisionCriteria) -> int | None:
+def blocks_to_decide(
+    comparison: Comparison, criteria: DecisionCriteria, runs: int | None = None
+) -> int | None:
     """Return how many blocks a new study needs to detect the estimated effect (at least 1 %).
 
-    None if more than 1,000 would be needed, or if the noise is not known.
+    None if more than 1,000 would be needed, or if the noise is not known. ``runs``: of each arm in
+    a block of that study; None: as many as in this one.
     """
     if comparison.sd is None or comparison.effect_pct is None or comparison.alpha_row is None:
         return None
     return blocks_needed(
         comparison.sd,
-        criteria.runs,
+        runs or criteria.runs,
         criteria.alpha,
         target_effect_pct(comparison.effect_pct),
         alpha_share(comparison.alpha_row, comparison.blocks, criteria.runs, criteria.alpha),
@@ -149,16 +141,8 @@ def blocks_to_decide(comparison: Comparison, criteria: DecisionCriteria) -> int 
     )
 
 
-def _bound_reason(comparison: Comparison) -> str | None:
-    bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
-    return None if bound is None else f"any difference is within ±{bound_text(bound)} %"
-
-
 def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:
-    """Return a text with the smallest detectable effect and the blocks that a new study needs.
-
-    The new study is to detect the estimated effect (at least 1 %).
-    """
+    """Return the smallest detectable effect, and the blocks that the estimated one would take."""
     parts = []
     if comparison.p is not None and comparison.p <= criteria.alpha:
         parts.append(

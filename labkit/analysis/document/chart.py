@@ -141,7 +141,6 @@ class Chart:
         self, x: float, y: float, style: str, mark: str = "circle", tip: str = "", link: str = "",
         arm: str = "",
     ) -> None:  # fmt: skip
-        """Draw one mark with its own tooltip and link."""
         tips, links = (tip,) if tip else (), (link,) if link else ()
         last = self.marks[-1] if self.marks else None
         if isinstance(last, Dots) and (last.style, last.mark, last.arm) == (style, mark, arm):
@@ -167,7 +166,6 @@ class Chart:
         self.dot(x, y, *look, tip, arm=arm)
 
     def bar(self, x: Point, y: Point, style: str, tip: str = "", arm: str = "") -> None:
-        """Draw a filled rectangle that spans ``x`` and ``y``, with an optional tooltip."""
         last, box = self.marks[-1] if self.marks else None, (*x, *y)
         if isinstance(last, Bars) and (last.style, last.arm) == (style, arm):
             boxes, tips = (*last.boxes, box), (*last.tips, tip)
@@ -182,11 +180,9 @@ class Chart:
     def text(
         self, x: float, y: float, text: str, anchor: str = "start", dx: float = 0, dy: float = 0
     ) -> None:
-        """Draw text beside a point."""
         self.marks.append(Text(x, y, text, anchor, dx, dy))
 
     def limit(self, x: float, name: str) -> None:
-        """Draw a vertical line with its name."""
         self.marks.append(Limit(x, name))
 
     def tip(self, dots: Dots, index: int) -> str:
@@ -202,7 +198,6 @@ class Chart:
         return f"{dots.arm}, {where}: {value}".strip()
 
     def href(self, dots: Dots, index: int) -> str:
-        """Return a dot's link, or an empty string."""
         if dots.links or self.record_folder is None or not self.x_names:
             return dots.links[index] if dots.links else ""
         run = self.x_names[round(dots.points[index][0]) - 1]

@@ -42,12 +42,10 @@ class CellSource:
 
     @property
     def cell(self) -> Cell:
-        """The cell's model."""
         return self.analysis.cell
 
     @property
     def records(self) -> Sequence[Record]:
-        """The cell's records."""
         return self.analysis.data.records
 
 
@@ -80,18 +78,10 @@ class Prose:
 
 @dataclass(frozen=True)
 class BulletList:
-    """A list of sentences; Markdown only."""
+    """A list of sentences."""
 
     lines: Sequence[str]
     kind: ClassVar[str] = "bullets"
-
-
-@dataclass(frozen=True)
-class PageList:
-    """A list of sentences; HTML only."""
-
-    lines: Sequence[str]
-    kind: ClassVar[str] = "page_list"
 
 
 @dataclass(frozen=True)
@@ -130,10 +120,7 @@ class ChartPart:
 
 @dataclass(frozen=True)
 class PictureFile:
-    """A picture under ``plots/``, named by its file's stem; Markdown only.
-
-    ``charts`` are drawn as panels, ``columns`` of them side by side.
-    """
+    """A picture ``plots/STEM``; Markdown only. ``charts``: its panels, ``columns`` side by side."""
 
     stem: str
     caption: str
@@ -181,10 +168,7 @@ Parts = Sequence[ReportPart]
 
 @dataclass(frozen=True)
 class Section:
-    """A title and a function that returns the section's parts.
-
-    A section without parts is left out of the report.
-    """
+    """A title and a function that returns the section's parts; without parts it is left out."""
 
     title: str
     parts: Callable[[Any], Parts]  # of a CellSource
@@ -203,10 +187,7 @@ class Chapter:
 
 
 def section(title: str) -> Callable[[Callable[[Source], Iterable[ReportPart]]], Section]:
-    """Return a decorator that turns a function into a :class:`Section`.
-
-    The function takes a report and returns the section's parts.
-    """
+    """Return a decorator that turns a function from a report to parts into a :class:`Section`."""
 
     def declare(parts: Callable[[Source], Iterable[ReportPart]]) -> Section:
         return Section(title, lambda report: list(parts(report)))
@@ -218,10 +199,7 @@ CellTable = Callable[[Cell, Sequence[Record]], Table[Any] | None]
 
 
 def table_section(title: str, *tables: CellTable) -> Section:
-    """Return a section with a table from each function of a cell and its records.
-
-    It leaves out a table that is None or has no lines.
-    """
+    """Return a section of the tables that functions of a cell and its records give, if any."""
     return Section(
         title, lambda report: table_parts(*(t(report.cell, report.records) for t in tables))
     )

@@ -110,7 +110,6 @@ class _Panel:
         return floor - (y - low) / ((high - low) or 1.0) * (floor - TOP)
 
     def axes(self) -> list[str]:
-        """Return grid, ticks and labels."""
         chart, floor = self.chart, self.height - BOTTOM
         ticks = _power_of_ten_ticks if chart.log_scale else _linear_ticks
         parts = []
@@ -141,7 +140,6 @@ class _Panel:
         return parts
 
     def mark(self, mark: Mark) -> list[str]:
-        """Return the elements of a mark."""
         match mark:
             case Line():
                 path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in mark.points)
@@ -231,9 +229,9 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
 
     The names of points that lie together are stacked, upwards first, and a dotted line leads from a
     point to a name that is not next to it. A name without a free place stands directly above its
-    point. The width is that of a phone: on a wider screen names are
-    further apart. ``chart``: a chart of fixed height whose ranges are final. ``labels``: (x, y,
-    name) of each point, in data units.
+    point. The width is that of a phone: on a wider screen names are further apart. ``chart``:
+    a chart of fixed height whose ranges are final. ``labels``: (x, y, name) of each point, in data
+    units.
     """
     height = chart.height - TOP - BOTTOM
     scale_x = PHONE_PANEL / (chart.x[1] - chart.x[0])
@@ -266,15 +264,10 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
             chart.line([(x, y), (x, y - shift / scale_y)], "leader")
 
 
-def mark_index(index: int) -> int:
-    """Return the mark of the arm or curve with this index; the colour is ``index % 6``."""
-    return (index + index // len(COLOURS)) % len(MARKS)
-
-
 def page_style_of(index: int) -> tuple[str, str]:
     """Return the style class and mark, on the HTML page, of the arm or curve with this index."""
     dashes = DASHES[index // len(COLOURS) % len(DASHES)]
-    return f"arm{index % len(COLOURS)}{dashes}", MARKS[mark_index(index)]
+    return f"arm{index % len(COLOURS)}{dashes}", MARKS[(index + index // len(COLOURS)) % len(MARKS)]
 
 
 def arm_classes(cell: Cell) -> dict[str, tuple[str, str]]:

@@ -51,7 +51,6 @@ class Column(Generic[T]):
     shade: Callable[[T], float | None] | None = None
 
     def text(self, line: T) -> str:
-        """Return the text of a line's cell."""
         return self.format(self.value(line))
 
 
@@ -68,5 +67,4 @@ class Table(Generic[T]):
     prose: bool = False  # whether cells are phrases that may be broken into several lines
 
     def cells(self, line: T) -> list[str]:
-        """Return the texts of a line's cells."""
         return [column.text(line) for column in self.columns]

@@ -45,12 +45,10 @@ class Finding:
 
     @property
     def metric(self) -> MetricDefinition:
-        """The row's metric."""
         return self.row.definition
 
     @property
     def arm(self) -> str:
-        """The arm's name."""
         return self.comparison.arm
 
     @property
@@ -166,54 +164,24 @@ class OutputsFinding:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is worth saying about a cell, or about several that compare the same arms.
+    """What is worth saying about a cell, or about several that compare the same arms."""
 
-    Parameters
-    ----------
-    arms, baseline
-        The arms under test, and the arm that they are compared with.
-    findings
-        The findings on those arms in the primary rows, row by row.
-    missing
-        Rows and metrics without measurements.
-    cause
-        The reason why nothing was measured, or why no verdict is valid; empty otherwise.
-    outputs
-        What holds of the outputs, if the question is about them.
-    best, num_settings
-        The best settings of a sweep, by row, and the number of its settings.
-    out_of_memory
-        Arms that ran out of memory, as they claimed.
-    noise
-        The A/A control's findings, if there is no other arm.
-    alone
-        The baseline's first primary row, if it has a median.
-    qualities, frames
-        What the arms' predictions or video frames are worth.
-    emulated
-        Whether Metal kernels ran in the emulator.
-    next
-        The command that would answer what is left open, or None.
-    noun
-        What an arm's findings are counted by: ``rows`` or ``cells``.
-    """
-
-    arms: tuple[str, ...]
+    arms: tuple[str, ...]  # under test
     baseline: str
-    findings: tuple[Finding, ...] = ()
-    missing: tuple[str, ...] = ()
-    cause: str = ""
-    outputs: OutputsFinding | None = None
-    best: tuple[BestInRow, ...] = ()
-    num_settings: int = 0
-    out_of_memory: tuple[str, ...] = ()
-    noise: tuple[Finding, ...] = ()
-    alone: Row | None = None
-    qualities: tuple[ArmQuality, ...] = ()
+    findings: tuple[Finding, ...] = ()  # on those arms in the primary rows, row by row
+    missing: tuple[str, ...] = ()  # rows and metrics without measurements
+    cause: str = ""  # why nothing was measured, or why no verdict is valid
+    outputs: OutputsFinding | None = None  # if the question is about them
+    best: tuple[BestInRow, ...] = ()  # the best settings of a sweep, by row
+    num_settings: int = 0  # of a sweep
+    out_of_memory: tuple[str, ...] = ()  # arms that ran out of it, as they claimed
+    noise: tuple[Finding, ...] = ()  # on the A/A control, if there is no other arm
+    alone: Row | None = None  # the baseline's first primary row, if it has a median
+    qualities: tuple[ArmQuality, ...] = ()  # of the arms' predictions
     frames: Mapping[str, PickedFrames] | None = None
-    emulated: bool = False
-    next: NextCommand | None = None
-    noun: str = "rows"
+    emulated: bool = False  # whether Metal kernels ran in the emulator
+    next: NextCommand | None = None  # the command that would answer what is left open
+    noun: str = "rows"  # what an arm's findings are counted by: ``rows`` or ``cells``
 
     @property
     def if_no_drift(self) -> bool:
@@ -243,7 +211,6 @@ class Findings:
 
     @property
     def answer(self) -> Answer:
-        """The kind of answer."""
         if self.num_settings:
             return Answer.best_setting
         if self.outputs is not None:

@@ -124,27 +124,13 @@ def effect_pieces(
 ) -> list[Piece]:
     """Return what an arm does more or less than another, with a verb, in pieces.
 
-    Parameters
-    ----------
-    metric
-        The metric's definition.
-    effects
-        Differences in percent, in one or more rows.
-    than
-        The other arm; empty if the sentence has named it.
-    where
-        The rows: ``in all 4 rows``.
-    amount
-        How much more or less, in other words than :func:`amount_text`, without further numbers.
-    base
-        The other arm's value. With it, the phrase gives a single effect in the metric's unit if
-        its registered words ask for it.
-    differences
-        For each infinite effect, the difference in the metric's unit.
-    interval
-        The interval in words, or other notes that follow in parentheses.
-    verb
-        The verb; by default the metric's, as of one arm.
+    ``effects``: differences in percent, in one or more rows. ``than``: the other arm; empty if the
+    sentence has named it. ``where``: the rows, as ``in all 4 rows``. ``amount``: how much more or
+    less, in other words than :func:`amount_text`, without further numbers. ``base``: the other
+    arm's value; with it, a single effect is given in the metric's unit if its registered words ask
+    for it. ``differences``: for each infinite effect, the difference in the metric's unit.
+    ``interval``: the interval in words, or other notes that follow in parentheses. ``verb``: by
+    default the metric's, as of one arm.
     """
     words, notes = metric.words, []
     quantity, detail = words.quantity, words.detail
@@ -209,10 +195,7 @@ def ratio_text(metric: MetricDefinition, effects: Sequence[float]) -> list[str]:
 def interval_phrase(
     metric: MetricDefinition, interval: tuple[float, float] | None, level: float | None = None
 ) -> str:
-    """Return an interval of an effect: ``95 % interval 3.2 to 5.0 %``; empty if it is unknown.
-
-    The limits name directions only if they differ.
-    """
+    """Return ``95 % interval 3.2 to 5.0 %``, with directions if they differ; empty if unknown."""
     if interval is None:
         return ""
     name = "interval" if level is None else f"{100 * level:g} % interval"

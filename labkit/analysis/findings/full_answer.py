@@ -87,10 +87,7 @@ def _measured(findings: Findings) -> str:
 
 
 def _arm_clause(groups: Sequence[Group], baseline: str, stated: Sequence[str]) -> str:
-    """Return one arm's clauses, one for each metric; ``baseline`` is named in the first.
-
-    ``stated``: the verdicts whose effects are stated.
-    """
+    """Return one arm's clauses, one per metric, on the effects of ``stated`` verdicts."""
     first, *others = groups
     clauses = [_metric_clause(first.arm, first, baseline, stated, bool(others))]
     clauses += [_metric_clause("it", group, "", stated, True) for group in others]
@@ -100,10 +97,7 @@ def _arm_clause(groups: Sequence[Group], baseline: str, stated: Sequence[str]) -
 def _metric_clause(
     subject: str, group: Group, baseline: str, stated: Sequence[str], named: bool
 ) -> str:
-    """Return one arm's clause on one metric: its changed, unchanged, undecided and invalid rows.
-
-    ``named``: whether undecided rows need the metric's name.
-    """
+    """Return one arm's clause on one metric; ``named``: whether undecided rows need its name."""
     changed, same, total = group.those(stated), group.those(SAME), len(group.all)
     clauses, metric = [], f" in {group.metric.label}"
     if same and len(same) >= len(changed):
@@ -190,10 +184,7 @@ def _not_decided(results: Sequence[Finding], baseline: str) -> str:
 
 
 def _detectable(undecided: Sequence[Finding]) -> str:
-    """Return a clause with the range of the smallest detectable effects of undecided rows.
-
-    If none is known, it gives the reason why the rows are undecided.
-    """
+    """Return the range of undecided rows' smallest detectable effects, or why they are so."""
     known = [(one.comparison.mde_pct, one.place) for one in undecided if one.comparison.mde_pct]
     if not known:
         return f" ({_reason(undecided)})"
@@ -265,10 +256,7 @@ def _computed_range(group: Group) -> str:
 
 
 def _difference(one: Finding, base: float, value: float, size: str) -> str:
-    """Return the difference of two computed values: ``50.2 points less``, ``the same``.
-
-    ``size``: the difference with its unit. It is given beside a percentage; empty: it is left out.
-    """
+    """Return ``50.2 points less`` or ``the same``; ``size``: shown beside a percentage."""
     if value == base:
         return "the same"
     word = one.metric.words.more if value > base else one.metric.words.less

@@ -57,10 +57,7 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
 
 
 def _without_identity(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
-    """Return the command without the identity that ``ablation=none`` claims, if that alone fails.
-
-    None if the command chose the claim, itself or with an ablation or experiment.
-    """
+    """Return the command that drops the default claim of identity if that alone failed."""
     chosen = ("ablation=", "ablation.claims", "experiment=")
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
     if failed != ["identical"] or any(
@@ -75,10 +72,7 @@ def _without_identity(analysis: CellAnalysis, overrides: Sequence[str]) -> NextC
 
 
 def _overrides(analysis: CellAnalysis) -> Sequence[str]:
-    """Return a cell's overrides, which older manifests only have in the cell's name.
-
-    The result is empty if the name cannot be parsed.
-    """
+    """Return a cell's overrides, of older manifests by its name; empty if that cannot be parsed."""
     recorded: Sequence[str] | None = analysis.data.manifest.get("overrides")
     if recorded is not None:
         return recorded

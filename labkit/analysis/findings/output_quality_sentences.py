@@ -118,10 +118,7 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def worth_clauses(findings: Findings, arm: str) -> Iterator[str]:
-    """Yield what an arm's frames show or its predictions are worth, in a few words.
-
-    The clause with the most details comes first. Nothing is yielded if neither is known.
-    """
+    """Yield what an arm's frames show or its predictions are worth, the most details first."""
     frames: Mapping[str, PickedFrames] = findings.frames or {}
     if arm in frames and findings.baseline in frames:
         yield _frames_clause(frames[arm], findings.baseline, frames[findings.baseline])
@@ -174,23 +171,13 @@ def _kl_change(old: ScoredWindows | None, new: ScoredWindows | None) -> str:
 
 @dataclass(frozen=True)
 class PickedFrames:
-    """An arm's picked frames of all clips, from the arm's first successful run.
+    """An arm's picked frames of all clips, from the arm's first successful run."""
 
-    Parameters
-    ----------
-    visible, planted
-        Events that the frames show, and all events of the clips; 0 if none were planted.
-    right, asked
-        Questions that a model answered correctly from the frames, and all; 0 if none were asked.
-    distance_ms
-        Mean distance of the picked frames from the requested ones.
-    """
-
-    visible: int
-    planted: int
-    right: int
-    asked: int
-    distance_ms: float
+    visible: int  # events that the frames show
+    planted: int  # all events of the clips
+    right: int  # questions that a model answered correctly from the frames
+    asked: int  # all questions
+    distance_ms: float  # mean distance of the picked frames from the requested ones
 
 
 def picked_frames(data: CellData) -> dict[str, PickedFrames]:

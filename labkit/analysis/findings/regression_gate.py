@@ -70,10 +70,7 @@ def _outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
 
 
 def _computed_outcome(row: Row, one: Comparison) -> Outcome:
-    """Return the outcome of a row whose values have no noise: the slightest loss counts.
-
-    A row that one of the arms does not report is undecided.
-    """
+    """Return the outcome of a row without noise: the slightest loss counts; undecided if absent."""
     base, head = row.median(one.baseline), row.median(one.arm)
     if base is None or head is None:
         return Outcome.undecided
@@ -96,10 +93,7 @@ def total(results: Results) -> Outcome:
 
 
 def markdown(title: str, results: Results, margin_pct: float) -> str:
-    """Return the Markdown summary for a pull request: a table and a picture, a line per row.
-
-    A subject without rows has a line in the table.
-    """
+    """Return the Markdown summary for a pull request: a table and a picture, a line per row."""
     outcome = total(results)
     lines = [
         f"### {TITLES[outcome]}: {title}",
@@ -119,7 +113,6 @@ def markdown(title: str, results: Results, margin_pct: float) -> str:
 
 
 def _line(result: RowResult) -> str:
-    """Return a row's line of the table."""
     one, row = result.comparison, result.row
     interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
     p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
@@ -169,10 +162,7 @@ def _bar(one: Comparison, margin_pct: float, limit: float) -> str:
 
 
 def check_summary(file: Path | None) -> None:
-    """Check, before anything is measured, that :func:`publish_summary` can write its files.
-
-    Raises ``ConfigError`` if it cannot. Nothing is written.
-    """
+    """Raise ``ConfigError`` unless :func:`publish_summary` can write its files. Write nothing."""
     for path in _summary_files(file):
         existing = next(p for p in (path, *path.absolute().parents) if p.exists())
         is_right_kind = existing.is_dir() == (existing != path)
@@ -184,10 +174,7 @@ def check_summary(file: Path | None) -> None:
 
 
 def publish_summary(text: str, file: Path | None) -> None:
-    """Append a summary to ``file`` and to ``$GITHUB_STEP_SUMMARY``, if they are given.
-
-    The folders of both are created.
-    """
+    """Append a summary to ``file`` and ``$GITHUB_STEP_SUMMARY``, if given; make their folders."""
     for path in _summary_files(file):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as summary:

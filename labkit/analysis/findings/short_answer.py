@@ -56,10 +56,7 @@ def short_answer(findings: Findings) -> str:
 
 
 def fit(*wordings: Pieces) -> str:
-    """Return the first wording that can be shortened to 20 words, with the least loss.
-
-    If none can, the last one's shortest form is cut.
-    """
+    """Return the first wording that fits into 20 words, with the least loss, or cut the last."""
     shortest = ""
     for pieces in wordings:
         forms = []
@@ -256,10 +253,7 @@ def _all_alike(groups: Sequence[Group], findings: Findings, price: Pieces) -> Pi
 
 
 def _price(findings: Findings, better: bool) -> Pieces:
-    """Return a second metric in which all arms differ the other way, or nothing.
-
-    ``, but take more time per output token``.
-    """
+    """Return a second metric in which all arms differ the other way: ``, but take more time``."""
     lead = findings.lead[0].metric
     second = next((one.metric for one in findings.measured if one.metric != lead), None)
     own = [one for one in findings.measured if one.metric == second]
@@ -290,10 +284,7 @@ def _no_change(groups: Sequence[Group], findings: Findings, rest: Piece) -> Piec
 
 
 def _undecided(findings: Sequence[Finding], baseline: str) -> Pieces:
-    """Return the answer for undecided rows.
-
-    It has the interval if there is a single row, else the largest of the detectable effects.
-    """
+    """Return the interval of one undecided row, or the largest detectable effect of several."""
     arms = join_names([arm_text(arm) for arm in dict.fromkeys(one.arm for one in findings)], "or")
     one, interval = findings[0], findings[0].comparison.ci_pct
     if len(findings) == 1 and interval is not None:

@@ -113,10 +113,7 @@ def as_measured_text(one: Comparison, directed: bool) -> str:
 
 
 def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
-    """Return intervals and p-values, adjusted and unadjusted, and the number of blocks, as text.
-
-    ``directed``: whether the sentence has named the effect's direction and size.
-    """
+    """Return intervals, p-values and blocks; ``directed``: the effect has been named before."""
     effect = one.effect_pct or 0.0
     start = "" if directed else f"{percent_text(effect)}, "
     adjusted, alone = (

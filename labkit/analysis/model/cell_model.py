@@ -84,7 +84,6 @@ class Failure:
 
     @property
     def arm(self) -> str:
-        """The run's arm."""
         return parse_run_name(self.run)[2]
 
 
@@ -117,11 +116,9 @@ class CellDesign:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellDesign:
-        """Read the ``design`` of a ``cell.json``."""
         return from_json(cls, {**{k: v for k, v in data.items() if v is not None}, "keys": data})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ``design`` of ``cell.json``."""
         return dict(self.keys)
 
     def with_keys(self, **keys: Any) -> CellDesign:
@@ -145,10 +142,7 @@ class CellDesign:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of an article's table: values, differences, p-values and wins by arm.
-
-    ``names_metric``: whether the row names a metric or unit of its own.
-    """
+    """A row of an article's table; ``names_metric``: it names a metric or unit of its own."""
 
     case: str
     metric: str
@@ -178,11 +172,9 @@ class Published:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Published:
-        """Read the ``published`` of a ``cell.json``."""
         return cls(data)
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return the ``published`` of ``cell.json``."""
         return self.keys
 
     @cached_property
@@ -202,7 +194,6 @@ class Published:
 
     @property
     def tables(self) -> tuple[PublishedTable, ...]:
-        """The tables that are shown as they were printed."""
         return tuple(from_json(PublishedTable, table) for table in self.keys.get("tables") or ())
 
     @property
@@ -212,12 +203,10 @@ class Published:
 
     @property
     def machine(self) -> str:
-        """The machine that the numbers were measured on."""
         return str(self.keys.get("machine", "machine not stated"))
 
     @property
     def source(self) -> str:
-        """The article."""
         return str(self.keys.get("source", "source not stated"))
 
 
@@ -285,7 +274,6 @@ class BestInRow(EffectInPercent):
 
     @property
     def definition(self) -> MetricDefinition:
-        """The row's metric in the registry."""
         return metric_definition(self.metric, self.unit)
 
 
@@ -323,7 +311,6 @@ class Cell(ArmsByRole):
         return from_json(cls, {**older, **data})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``cell.json``."""
         return fields_to_json(self)
 
     @property
@@ -347,7 +334,6 @@ class Cell(ArmsByRole):
 
     @property
     def published_rows(self) -> tuple[PublishedRow, ...]:
-        """The rows of the published numbers; empty if none were published."""
         return self.published.rows if self.published is not None else ()
 
     @property
@@ -356,7 +342,6 @@ class Cell(ArmsByRole):
         return [row for row in self.rows if row.primary]
 
     def row_name(self, row: CaseAndMetric) -> str:
-        """Return the name of a row of the cell: :func:`.result_row.row_name`."""
         return row_name(row, self._primary_metrics)
 
     @cached_property
@@ -365,12 +350,10 @@ class Cell(ArmsByRole):
 
     @property
     def compared(self) -> Iterator[tuple[Row, Comparison]]:
-        """Every comparison with its row."""
         return ((row, one) for row in self.rows for one in row.comparisons)
 
     @property
     def comparisons(self) -> Iterator[Comparison]:
-        """The comparisons of all rows."""
         return (one for _, one in self.compared)
 
     @property
@@ -384,15 +367,11 @@ class Cell(ArmsByRole):
 
     @property
     def counters(self) -> dict[str, Mapping[str, float]]:
-        """The medians of each arm's counters over its runs."""
         return {arm.name: arm.counters for arm in self.arms}
 
     @cached_property
     def failure_outcomes(self) -> dict[str, str]:
-        """For every arm with failed runs, the names of their outcomes: ``oom, timeout``.
-
-        A run that another run of its process has ended is ``lost``.
-        """
+        """By arm, its failed runs' outcomes: ``oom, timeout``; ``lost`` if another run ended it."""
         outcomes: dict[str, list[str]] = {}
         for failure in self.failures:
             outcome = "lost" if failure.failed_by else failure.outcome

@@ -46,10 +46,7 @@ def fields_to_json(value: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a dataclass from a JSON object; unknown keys are left out.
-
-    Raises ``KeyError`` if a key without a default is missing.
-    """
+    """Build a dataclass from JSON, unknown keys left out; raise ``KeyError`` if one is missing."""
     parts: Any = kind
     read: tuple[tuple[str, bool, _Reader | None], ...] = _readers(parts)
     values = {}

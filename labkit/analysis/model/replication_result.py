@@ -106,24 +106,16 @@ class Replication:
 
     @property
     def answer(self) -> str:
-        """The counts in one sentence."""
         counts = ", ".join(f"{count} {word}" for word, count in self.counts.items())
         same = "" if not self.changes else f" (another question: {', '.join(self.changes)})"
         return f"{counts or 'no row'}{same}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``replication.json``."""
         return fields_to_json(self)
 
     @classmethod
     def read(cls, path: StudyPath) -> Replication:
-        """Read a ``replication.json``, which may come from anybody.
-
-        Raises
-        ------
-        RecordError
-            It is not such a file.
-        """
+        """Read a ``replication.json``, maybe of anybody; raise ``RecordError`` if it is none."""
         data = read_json(path)
         try:
             read = from_json(cls, data)

@@ -46,7 +46,6 @@ class EffectInPercent:
 
     @property
     def ci_pct(self) -> tuple[float, float] | None:
-        """The interval, or None."""
         return _pair(self.ci_low_pct, self.ci_high_pct)
 
     @property
@@ -110,7 +109,6 @@ class Comparison(EffectInPercent):
 
     @property
     def ci_raw_pct(self) -> tuple[float, float] | None:
-        """The unadjusted interval in percent, or None."""
         return _pair(self.ci_raw_low_pct, self.ci_raw_high_pct)
 
     def is_withheld(self, margin_pct: float) -> bool:
@@ -172,14 +170,11 @@ class Row:
 
     @property
     def definition(self) -> MetricDefinition:
-        """The metric in the registry."""
         return metric_definition(self.metric, self.unit)
 
     def comparison(self, arm: str | None) -> Comparison | None:
-        """Return an arm's comparison, or None if it has none."""
         return next((one for one in self.comparisons if one.arm == arm), None)
 
     def median(self, arm: str | None) -> float | None:
-        """Return the median of an arm's runs, or None without a run."""
         values = self.arms.get(arm or "")
         return None if values is None else values.median

@@ -11,10 +11,7 @@ from labkit.analysis.model.json_form import fields_to_json, from_json
 
 @dataclass(frozen=True)
 class CellEntry:
-    """A cell in ``study.json``: its folder, machine, answer, gates, and counts.
-
-    ``verdicts`` counts the verdicts of the primary rows. Older files lack some of the fields.
-    """
+    """A cell in ``study.json``; ``verdicts``: of primary rows. Older files lack some fields."""
 
     cell: str = ""
     dir: str = ""
@@ -58,5 +55,4 @@ class Study:
         return from_json(cls, {"schema_version": 0, "study": "", "exit_code": 0, **data})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``study.json``."""
         return fields_to_json(self)

@@ -62,10 +62,7 @@ class ArticleLink:
 
 
 class PlaceholderFunctions:
-    """The functions that placeholders call.
-
-    A study's folder or archive is looked up in the article's folder, then in each folder above it.
-    """
+    """The functions that placeholders call; a study is in the article's folder or one above it."""
 
     def __init__(self, folder: Path, analysis_cache: AnalysisCache) -> None:
         from jinja2 import StrictUndefined
@@ -74,13 +71,8 @@ class PlaceholderFunctions:
         self._folder, self._analysis_cache = folder, analysis_cache
         self._opened: dict[Path, StudyPath] = {}
         self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
-            "table": self.table,
-            "answer": self.answer,
-            "machine": self.machine,
-            "settings": self.settings,
-            "value": self.value,
-            "figure": self.figure,
-            "sentence": self.sentence,
+            name: getattr(self, name)
+            for name in ("table", "answer", "machine", "settings", "value", "figure", "sentence")
         }
         self._sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
@@ -135,10 +127,7 @@ class PlaceholderFunctions:
         return ArticleBlock(text + _repeated(study, report))
 
     def settings(self, study: str, row: str | None = None, cell: str | None = None) -> ArticleBlock:
-        """Return the table of a sweep's settings with their values in a primary row.
-
-        ``row`` is the row's name. With None, it is the first primary row.
-        """
+        """Return the table of a sweep's settings in the primary row ``row``, or the first one."""
         report, _ = self._report(study, cell)
         names = [report.cell.row_name(best) for best in report.cell.best or ()]
         require(bool(names), f"{study} is not a sweep, so it has no settings")
@@ -204,10 +193,7 @@ class PlaceholderFunctions:
         return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
-        """Return a cell's report and a link to the page with its records.
-
-        Raises :class:`ArticleError` if the cell is incomplete or a gate failed.
-        """
+        """Return a cell's report and a link to its page; raise :class:`ArticleError` if invalid."""
         folder = self._study(study)
         reports = {report.analysis.name: report for report in self._reports(folder)}
         if cell is None and len(reports) > 1:
@@ -311,11 +297,7 @@ def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
 
 
 def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
-    """Return number ``what`` of an arm in a row, as text.
-
-    ``what`` names a statistic of the arm, of its comparison with the baseline or of its launches,
-    or a published number.
-    """
+    """Return number ``what`` of an arm, its comparison, its launches or an article, as text."""
     values, comparison = row.arms[arm], row.comparison(arm)
     texts = {
         name: _quantile_text(getattr(values, name), row.unit) for name in ("median", "q1", "q3")

@@ -49,10 +49,8 @@ COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 def render(article: Path, analysis_cache: AnalysisCache) -> str:
     """Return an article's text with every placeholder filled from the current records.
 
-    Raises
-    ------
-    ArticleError
-        A placeholder cannot be filled. The message names the file, the line and the reason.
+    Raises ``ArticleError`` if a placeholder cannot be filled. The message names the file, the line
+    and the reason.
     """
     text = article.read_text(encoding="utf-8")
     functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)
@@ -88,10 +86,7 @@ def table_archives(article: Path) -> list[Path]:
     A study is looked up in the article's folder and in each folder above it, as placeholders are.
     The path of one that is not there does not exist.
 
-    Raises
-    ------
-    RecordError
-        The article cannot be read, or has no such table.
+    Raises ``RecordError`` if the article cannot be read, or has no such table.
     """
     try:
         text = article.read_text("utf-8")
@@ -108,10 +103,7 @@ def table_archives(article: Path) -> list[Path]:
 
 
 def _is_in_indented_code(before: str) -> bool:
-    """Whether what follows ``before`` is in an indented block of code.
-
-    Below an item of a list, an indented line continues the item.
-    """
+    """Whether what follows is in an indented block of code, and not in an item of a list."""
     *lines, start = before.split("\n")
     if not start.startswith(("    ", "\t")):
         return False

@@ -35,7 +35,7 @@ from labkit.analysis.robustness.sensitivity_analysis import (
     sensitivity_results,
 )
 from labkit.analysis.tables.results_table import ResultLine, results_table
-from labkit.analysis.tables.sweep_tables import Values, settings_tables
+from labkit.analysis.tables.sweep_tables import Values, settings_table
 from labkit.config import count_text
 from labkit.records import Arm, Record
 
@@ -49,7 +49,6 @@ class CellReport(CellSource):
 
     @cached_property
     def findings(self) -> Findings:
-        """What is worth saying about the cell."""
         return plan_findings(self.analysis)
 
     @cached_property
@@ -60,11 +59,10 @@ class CellReport(CellSource):
     @cached_property
     def settings(self) -> list[Table[Values]]:
         """The tables of a sweep's settings, one per primary row; empty if the cell is no sweep."""
-        return settings_tables(self.cell)
+        return [settings_table(self.cell, best) for best in self.cell.best or ()]
 
     @cached_property
     def results(self) -> Table[ResultLine]:
-        """The results of the primary rows."""
         return results_table(self.cell, self.records, anchor=self.anchor)
 
     @cached_property
@@ -90,17 +88,14 @@ class CellReport(CellSource):
 
     @cached_property
     def caveats(self) -> RankedCaveats:
-        """What weakens the result: caveats that could change the answer, and all others."""
         return ranked_caveats(self.analysis)
 
     @cached_property
     def short_answer(self) -> str:
-        """The answer to the question in at most 20 words."""
         return short_answer(self.findings)
 
     @cached_property
     def verdict(self) -> SummaryVerdict:
-        """The verdict on the whole cell."""
         return summary_verdict(self.findings)
 
     @cached_property
@@ -115,7 +110,6 @@ class CellReport(CellSource):
 
     @property
     def gates(self) -> str:
-        """The status of every gate, on one line."""
         return gates_text({name: gate.status for name, gate in self.cell.gates.items()})
 
     @cached_property
@@ -135,12 +129,10 @@ class CellReport(CellSource):
 
     @cached_property
     def sensitivity(self) -> list[SensitivityResult]:
-        """The sensitivity analyses that apply to the primary rows."""
         return sensitivity_results(self.analysis)
 
     @cached_property
     def noise(self) -> list[str]:
-        """Sentences on the machine's noise; see :func:`_noise_lines`."""
         return _noise_lines(self.analysis)
 
 
@@ -156,10 +148,7 @@ def environment_line(environment: Json) -> str:
 
 
 def _import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
-    """Return a line per arm with the versions of packages that differ between the arms.
-
-    The list is empty if no arm has an environment of its own.
-    """
+    """Return each arm's differing package versions; none if no arm has its own environment."""
     imported: dict[str, dict[str, str]] = {}
     for record in records if any(arm.environment for arm in arms) else ():
         if record.ok and record.role != "control" and record.arm not in imported:
@@ -181,10 +170,7 @@ def _import_lines(arms: Iterable[Arm], records: Iterable[Record]) -> list[str]:
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:
-    """Return lines on a run's time outside its measurement and on the observer's CPU time.
-
-    A line is left out if the records lack its numbers.
-    """
+    """Return lines on a run's time outside its measurement and the observer's share, if known."""
     records = list(records)
     start_ups = [s for record in records if record.ok and (s := record.start_up_s) is not None]
     if not start_ups:

@@ -52,7 +52,6 @@ class HistoryPage:
 
     @property
     def summary(self) -> str:
-        """The numbers of series, studies and changes, in one sentence."""
         studies = len({point.study for one in self.series for point in one.points})
         changes = sum(len(one.changes) for one in self.series)
         tested = sum(one.is_tested for one in self.series)
@@ -65,7 +64,6 @@ class HistoryPage:
 
     @property
     def changes(self) -> list[str]:
-        """A sentence for each change."""
         return [
             f"{one.name}: {change_text(one, change)}"
             for one in self.series
@@ -154,7 +152,7 @@ def _table(root: Path, series: Series) -> Table[HistoryPoint]:
 
 def _chart(series: Series) -> str:
     """Return the series as an ``<svg>``: a point per study, segment medians and changes."""
-    times = [_days(point.started) for point in series.points]
+    times = [datetime.fromisoformat(point.started).timestamp() / 86_400 for point in series.points]
     if len(times) < 2:
         return ""
     first = min(times)
@@ -181,17 +179,11 @@ def _chart(series: Series) -> str:
     return chart_svg(chart)
 
 
-def _days(started: str) -> float:
-    return datetime.fromisoformat(started).timestamp() / 86_400
-
-
 def write_history(root: Path, metric: str) -> HistoryPage:
     """Write the pages of a metric's history into a folder of studies.
 
-    Raises
-    ------
-    RecordError
-        A record is not valid or was edited, or no study has the metric. Nothing has been written.
+    Raises ``RecordError`` if a record is not valid or was edited, or no study has the metric; then
+    nothing has been written.
     """
     page = HistoryPage(root, metric, metric_history(root, metric))
     write_text(page.path.with_suffix(".md"), page.markdown())

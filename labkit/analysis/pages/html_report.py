@@ -29,10 +29,7 @@ SCRIPTS = ("charts.js", "report.js")  # in this order
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell on the page: its report, its label among the study's cells, and its chapters.
-
-    Each chapter has its sections with the parts that the page can show.
-    """
+    """A cell on the page: its report, its label, and chapters with the parts that HTML shows."""
 
     report: CellReport
     label: str
@@ -85,10 +82,7 @@ def overview_html(study: str, cells: Sequence[CellSummary], links: Sequence[str]
 
 
 def cell_html(study: str, cell: CellSummary, report: CellReport, markdown: str) -> str:
-    """Return a cell's own page, one folder below the study's.
-
-    ``markdown``: the file beside it with all lines of all tables.
-    """
+    """Return a cell's own page, one folder below the study's; ``markdown``: its file of all."""
     shown = [_page_cell(report, report.cell.name)]
     overviews = machine_overviews([cell])
     return _page(study, [cell], shown, overviews, home="../report.html", markdown=markdown)
@@ -138,21 +132,17 @@ def _machine_states(cells: Sequence[CellSummary]) -> dict[str, list[str]]:
 
 
 def _page_cell(report: CellReport, label: str) -> PageCell:
+    macros = _template("report_parts.html.j2").module  # a macro for each kind of part
     chapters = []
     for chapter in HTML_CHAPTERS:
         sections = [
             (section, parts)
             for section in (*chapter.sections, *chapter.folded_sections)
-            if (parts := _shown(section.parts(report)))
+            if (parts := [part for part in section.parts(report) if hasattr(macros, part.kind)])
         ]
         if sections:
             chapters.append((chapter, sections))
     return PageCell(report, label, chapters)
-
-
-def _shown(parts: Parts) -> Parts:
-    macros = _template("report_parts.html.j2").module  # a macro for each kind of part
-    return [part for part in parts if hasattr(macros, part.kind)]
 
 
 def _template(name: str) -> Any:

@@ -75,13 +75,7 @@ def _summary(entries: Sequence[IndexEntry]) -> str:
 
 
 def render_index(root: Path, format_name: str) -> str:
-    """Return the index as ``md`` or ``html``.
-
-    Raises
-    ------
-    FormatError
-        ``format_name`` is neither ``md`` nor ``html``.
-    """
+    """Return the index as ``md`` or ``html``; raise ``FormatError`` for another format."""
     if format_name not in ("md", "html"):
         raise FormatError(f"--format {format_name} needs one study, but {root} holds several")
     text = index_markdown(root, _index_entries(root))
@@ -135,11 +129,7 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
 
 
 def _facts(study: StudyPath, cells: dict[str, StudyPath]) -> Sequence[CellEntry]:
-    """Return the cells' entries in ``study.json``.
-
-    Analyse the study if the file lacks a cell or a cell's later runs, or has the words of an older
-    version of labkit.
-    """
+    """Return the cells' entries in ``study.json``, or analyse them if it lacks runs or is older."""
     if (study / "study.json").is_file():
         listed = Study.from_json(read_json(study / "study.json")).cells
         older = any(word in OLDER_VERDICTS for entry in listed for word in entry.verdicts)

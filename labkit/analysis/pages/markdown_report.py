@@ -41,8 +41,7 @@ def markdown_html(text: str, pictures: bool = True) -> str:
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    html: str = (markdown if pictures else markdown.disable("image")).render(text)
-    return html
+    return str((markdown if pictures else markdown.disable("image")).render(text))
 
 
 def _cell(column: Column[Any], line: Any) -> str:

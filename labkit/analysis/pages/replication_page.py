@@ -142,10 +142,9 @@ def _picture(page: Replication) -> Chart | None:
 def _replication_html(page: Replication) -> str:
     """Return the page in HTML. It loads nothing."""
     chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
-    text: str = (
-        templates()
-        .get_template("replication.html.j2")
-        .render(
+    template = templates().get_template("replication.html.j2")
+    return str(
+        template.render(
             page=page,
             head=markdown_html(_head(page), pictures=False),
             body=markdown_html(_body(page), pictures=False),
@@ -153,7 +152,6 @@ def _replication_html(page: Replication) -> str:
             more=f"; the first {MAX_DRAWN} of {len(page.rows)} rows" if left_out > 0 else "",
         )
     )
-    return text
 
 
 def write_replication(folder: Path, page: Replication) -> None:
@@ -164,10 +162,7 @@ def write_replication(folder: Path, page: Replication) -> None:
 
 
 def replication_files(root: Path) -> list[Path]:
-    """Return the files that readers sent back: ``*replication*.json`` below a folder, sorted.
-
-    A study or a cell is no such folder.
-    """
+    """Return what readers sent back, sorted: ``*replication*.json`` below a folder, no study's."""
     if not root.is_dir() or is_cell(root) or root in study_dirs(root):
         return []
     levels = ("*/" * depth for depth in range(MAX_DEPTH + 1))
@@ -176,10 +171,7 @@ def replication_files(root: Path) -> list[Path]:
 
 
 def _index(root: Path, refused: Mapping[str, str]) -> str:
-    """Return a table of who replicated what, on which kind of machine, by study.
-
-    A file that cannot be read has a line with the reason, and so has a study that was refused.
-    """
+    """Return a table of who replicated what and where, or why a file or study has no result."""
     words = [word.value for word in ReplicationWord]
     blank = [""] * (5 + len(words))
     lines = [(name, f"cannot run here: {reason}", *blank) for name, reason in refused.items()]
@@ -203,10 +195,7 @@ def _index(root: Path, refused: Mapping[str, str]) -> str:
 
 
 def write_replications(root: Path, refused: Mapping[str, str] | None = None) -> str:
-    """Write ``replications.md`` and ``.html`` into a folder; return a line about them.
-
-    ``refused``: by study, why it cannot run on this machine.
-    """
+    """Write ``replications.md`` and ``.html``, return a line. ``refused``: by study, why."""
     count = count_text(len(replication_files(root)), "replication")
     if refused:
         count += f", {len(refused)} cannot run here"

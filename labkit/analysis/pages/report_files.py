@@ -29,7 +29,7 @@ from labkit.analysis.pages.html_report import cell_html, overview_html, study_ht
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_headings, cell_summary
-from labkit.analysis.studies.cell_summary_cache import FilesState, read_stored, store
+from labkit.analysis.studies.cell_summary_cache import files_state, read_stored, store
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
@@ -218,7 +218,7 @@ def _write_page(
     opened: StudyPath, path: StudyPath, folder: Path, cache: AnalysisCache
 ) -> CellSummary:
     """Write what is derived from one cell: its ``cell.json``, tables and pages."""
-    page, before = folder / PAGES / path.name, FilesState.of(path)
+    page, before = folder / PAGES / path.name, files_state(path)
     analysis = cache.cell(path)
     _write_cell(analysis)
     cell, (report,) = cell_summary(analysis), _reports(opened, [analysis], below=f"{PAGES}/")
@@ -243,16 +243,16 @@ def _reports(
 ) -> list[CellReport]:
     """Return the cells' reports. ``below``: the folder of their page, relative to the study's."""
     up = "../" * below.count("/")
+
+    def record_folder(cell_dir: StudyPath) -> str:
+        if isinstance(opened, ArchivePath):  # the archive lies beside the folder of reports
+            return f"{up}../{opened.file.name}#{cell_dir.name}/"
+        return up if cell_dir == opened else f"{up}{cell_dir.name}/"
+
     return [
-        CellReport(analysis, f"{up}{_record_folder(analysis, opened)}", f"cell{index}")
+        CellReport(analysis, record_folder(analysis.data.dir), f"cell{index}")
         for index, analysis in enumerate(analyses)
     ]
-
-
-def _record_folder(analysis: CellAnalysis, study_dir: StudyPath) -> str:
-    if isinstance(study_dir, ArchivePath):  # the archive lies beside the folder of reports
-        return f"../{study_dir.file.name}#{analysis.data.dir.name}/"
-    return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"
 
 
 def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:
@@ -319,12 +319,8 @@ FORMATS = tuple(_RENDERERS)
 def render(folder: Path, format_name: str, analysis_cache: AnalysisCache | None = None) -> str:
     """Return a study in one of :data:`FORMATS`, with cached analyses if there are any.
 
-    Raises
-    ------
-    RecordError
-        The study cannot be read.
-    FormatError
-        The study lacks what this format needs.
+    Raises ``RecordError`` if the study cannot be read, and ``FormatError`` if it lacks what this
+    format needs.
     """
     opened = open_study(folder)
     analyses = (analysis_cache or AnalysisCache()).study(opened)

@@ -6,7 +6,7 @@ combine several tables or charts, or show no table or chart, are declared here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from labkit.analysis.charts import run_and_effect_charts
 from labkit.analysis.charts.latency_distribution_chart import latency_charts
@@ -27,7 +27,6 @@ from labkit.analysis.document.report_parts import (
     BulletList,
     Chapter,
     ChartPart,
-    PageList,
     Parts,
     PictureFile,
     Prose,
@@ -36,13 +35,18 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
+from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.output_quality_sentences import quality_phrases
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.number_format import distinct_slugs
+from labkit.analysis.number_format import distinct_slugs, interval_text, p_text, percent_text
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.tables.counter_tables import dispatch_section, engine_counters_section
-from labkit.analysis.tables.hit_and_acceptance_table import hit_and_acceptance_section
+from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
+from labkit.analysis.tables.counter_tables import (
+    dispatch_section,
+    engine_counters_section,
+    hit_and_acceptance_section,
+)
 from labkit.analysis.tables.kernel_launch_tables import (
     host_times_section,
     launch_queue_section,
@@ -54,7 +58,6 @@ from labkit.analysis.tables.published_table import published_section
 from labkit.analysis.tables.request_and_stream_tables import http_section, request_outcomes_section
 from labkit.analysis.tables.results_table import medians_section
 from labkit.analysis.tables.run_list import runs_section
-from labkit.analysis.tables.sensitivity_table import sensitivity_table
 from labkit.analysis.tables.step_time_tables import time_section
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
@@ -179,6 +182,29 @@ def _noise_alone(report: CellReport) -> Parts:
     return [] if report.sensitivity else _noise.parts(report)
 
 
+def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
+    """Return one line per sensitivity analysis of a row and arm."""
+    columns: tuple[Column[SensitivityResult], ...] = (
+        Column("row", lambda result: cell.row_name(cell.rows[result.row]), numeric=False),
+        Column("arm", lambda result: result.arm, numeric=False),
+        Column("analysis", lambda result: result.how, numeric=False),
+        Column("delta", lambda result: result.effect_pct, percent_text),
+        Column(
+            "unadjusted CI (%)",
+            lambda result: result.ci_pct or (None, None),
+            lambda ci: interval_text(*ci),
+        ),
+        Column("unadjusted p", lambda result: result.p, p_text),
+        Column("blocks", lambda result: result.blocks),
+    )
+    note = (
+        "Each analysis tests one row by itself: neither p nor interval is adjusted for the other "
+        "rows or arms. The numbers above are not these, but a verdict is withheld where stalls or "
+        "the mean of all launches contradict it."
+    )
+    return Table(columns, tuple(results), (note,), prose=True)
+
+
 @section(SENSITIVITY_TITLE)
 def _sensitivity(report: CellReport) -> Parts:
     return table_parts(sensitivity_table(report.cell, report.sensitivity))
@@ -194,7 +220,7 @@ def _noise_and_sensitivity(report: CellReport) -> Parts:
 @section("For the record")
 def _for_the_record(report: CellReport) -> Parts:
     lines = report.caveats.for_the_record
-    return [PageList(lines)] if lines else []
+    return [BulletList(lines)] if lines else []
 
 
 WORK_SECTIONS = (dispatch_section, engine_counters_section, hit_and_acceptance_section)

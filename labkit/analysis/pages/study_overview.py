@@ -1,4 +1,4 @@
-"""The top of a study's report: for each machine, a table of its cells and its load curves."""
+"""The top of a study's report: for each machine, its cells, load curves and capacities."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from labkit.analysis.charts.latency_throughput_chart import (
     latency_throughput_chart,
     latency_throughput_table,
 )
+from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
+from labkit.analysis.statistics.load_capacity import LoadCounts
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
 from labkit.analysis.studies.load_curves import LOAD_OPTIONS, LoadCurve, load_curves
 from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
-from labkit.analysis.tables.goodput_by_rate import capacity_chart, capacity_table
 
+CapacityLine = tuple[ServingCapacity, LoadCounts]
 NOT_COMPARED = (
     "Medians, with quartiles over runs. Cells ran one after the other, so no test compares them: "
     "the machine may have changed in between. Options of engine and model are compared within "
@@ -31,31 +33,17 @@ NOT_COMPARED = (
 
 @dataclass(frozen=True)
 class MachineOverview:
-    """The cells that one machine ran.
+    """The cells that one machine ran."""
 
-    Parameters
-    ----------
-    machine
-        The machine's name. None if the study has only one machine.
-    cells
-        The table of the machine's cells. None if the study has only one cell.
-    curves
-        Load curves over the machine's cells.
-    stem
-        Name of the curves' picture without the extension.
-    capacities
-        The capacity of every arm. Empty if the workload sets no target share of requests.
-    """
-
-    machine: str | None
-    cells: Table[Any] | None
-    curves: Sequence[LoadCurve]
-    stem: str
+    machine: str | None  # its name; None if the study has only one machine
+    cells: Table[Any] | None  # of the machine's cells; None if the study has only one cell
+    curves: Sequence[LoadCurve]  # over the machine's cells
+    stem: str  # of the curves' picture: its name without the extension
+    # Of every arm; empty if the workload sets no target share of requests.
     capacities: Sequence[ServingCapacity] = ()
 
     @property
     def capacity_sentences(self) -> list[str]:
-        """A sentence with the capacity of each arm."""
         return [capacity.sentence for capacity in self.capacities]
 
     @property
@@ -66,7 +54,6 @@ class MachineOverview:
 
     @property
     def load_chart(self) -> ChartPart:
-        """The load curves as a chart."""
         chart = latency_throughput_chart(self.curves)
         return ChartPart(chart, " ".join(curve_notes(self.curves)), curve_keys(self.curves))
 
@@ -78,12 +65,10 @@ class MachineOverview:
 
     @property
     def capacity(self) -> Table[Any] | None:
-        """The share of requests within the limits at each rate; None if there are no capacities."""
         return capacity_table(self.capacities)
 
     @property
     def loads(self) -> Table[Any] | None:
-        """The load curves as a table, or None if there are no curves."""
         return latency_throughput_table(self.curves)
 
 
@@ -99,12 +84,12 @@ def machine_overviews(
     targets = links or [f"#cell{index}" for index in range(len(cells))]
     lines = list(map(CellLine, targets, labels, cells))
     overviews = []
-    for number, group in enumerate(groups, start=1):
-        own = [cells[index] for index in group.cells]
+    for number, (host, indices) in enumerate(groups.items(), start=1):
+        own = [cells[index] for index in indices]
         own_labels = cell_labels(own, LOAD_OPTIONS)
         overview = MachineOverview(
-            group.name if len(groups) > 1 else None,
-            cells_table([lines[index] for index in group.cells]) if len(cells) > 1 else None,
+            host if len(groups) > 1 else None,
+            cells_table([lines[index] for index in indices]) if len(cells) > 1 else None,
             load_curves(own, own_labels),
             stem if number == 1 else f"{stem}-{number}",
             serving_capacities(own, own_labels),
@@ -123,10 +108,7 @@ class CellLine:
 
 
 def cells_table(lines: Sequence[CellLine]) -> Table[CellLine]:
-    """Return a table of cells, each with its answer and gates.
-
-    Cells without arms to compare also show their medians.
-    """
+    """Return a table of cells with answers and gates, and medians where nothing is compared."""
     values = _values([line.cell for line in lines])
     columns: tuple[Column[CellLine], ...] = (
         Column("cell", lambda c: c.label, numeric=False, link=lambda c: c.link),
@@ -161,3 +143,66 @@ def _values(cells: Sequence[CellSummary]) -> list[Column[CellLine]]:
 def gates_text(gates: Mapping[str, str]) -> str:
     """Return all gates on one line: ``healthy pass, engaged pass, identical unclaimed``."""
     return ", ".join(f"{name} {status}" for name, status in gates.items())
+
+
+def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine] | None:
+    """Return the share of requests within the limits by arm and rate; None without capacities."""
+    lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
+    if not lines:
+        return None
+
+    units = {one.unit for one in capacities}
+
+    def rate(line: CapacityLine) -> str:
+        return f"{line[1].rate:g}" + (f" {line[0].unit}" if len(units) > 1 else "")
+
+    def interval(line: CapacityLine) -> str:
+        low, high = line[1].share_interval(line[0].alpha)
+        return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+    columns: tuple[Column[CapacityLine], ...] = (
+        Column("arm", lambda line: line[0].name, numeric=False),
+        Column("rate" if len(units) > 1 else lines[0][0].unit, rate),
+        Column("runs", lambda line: len(line[1].good)),
+        Column("requests", lambda line: f"{line[1].requests.sum():,.0f}"),
+        Column("within the limits", lambda line: f"{100 * line[1].share:.1f} %"),
+        Column("interval", interval),
+    )
+    return Table(columns, lines, (_note(capacities),))
+
+
+def _note(capacities: Sequence[ServingCapacity]) -> str:
+    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):.4g} %"
+    return (
+        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
+        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
+        "because requests of one run wait for each other."
+    )
+
+
+def capacity_chart(one: ServingCapacity) -> ChartPart:
+    """Return an arm's goodput (the share of requests within limits) by rate, capacity shaded."""
+    loads = one.loads
+    place = {load.rate: float(index) for index, load in enumerate(loads)}
+    chart = Chart(
+        title=f"goodput of {one.name}",
+        x=(-0.3, len(loads) - 0.7),
+        y=(-4.0, 104.0),
+        x_label=f"{one.unit} (evenly spaced)",
+        y_label="requests within the limits (%)",
+        x_ticks=tuple((place[load.rate], f"{load.rate:g}") for load in loads),
+    )
+    low, high = one.capacity.at_least, one.capacity.below
+    if low is not None or high is not None:
+        ends = (place.get(low or -1.0, -0.3), place.get(high or -1.0, len(loads) - 0.7))
+        chart.band(*ends, "margin")
+    target = 100 * one.target
+    chart.line([(-0.3, target), (len(loads) - 0.7, target)], "limit")
+    chart.text(-0.3, target, f"target {target:g} %", dx=6, dy=-9)
+    chart.line([(place[load.rate], 100 * load.share) for load in loads], "line arm0")
+    for load in loads:
+        ends = load.share_interval(one.alpha)
+        chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
+        tip = f"{one.name}, {load.rate:g} {one.unit}: {100 * load.share:.1f} % within the limits"
+        chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
+    return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")

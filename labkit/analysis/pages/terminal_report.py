@@ -44,19 +44,8 @@ def print_cell(
 ) -> None:
     """Print one cell: its question, answer, results, notes, caveats and design.
 
-    Parameters
-    ----------
-    cell_dir
-        The cell's folder.
-    console
-        Console to print to. None: standard output.
-    analysis_cache
-        Cached analyses. The cell's analysis is reused if it is there.
-
-    Raises
-    ------
-    RecordError
-        A file of the cell is not valid.
+    ``console``: where to print; None: standard output. ``analysis_cache``: reused if the cell's
+    analysis is there. Raises ``RecordError`` if a file of the cell is not valid.
     """
     from rich.console import Console
     from rich.text import Text
@@ -269,10 +258,7 @@ def terminal_table(
 
 
 def _column_widths(smallest: Sequence[int], largest: Sequence[int], room: int) -> list[int] | None:
-    """Return the widths of columns that share ``room`` characters; None if it is too small.
-
-    Every column gets its smallest width. The rest is divided equally among those that can use it.
-    """
+    """Return columns' widths; what ``room`` is left is divided equally; None if it is too small."""
     left = room - sum(smallest)
     if left < 0:
         return None

@@ -53,12 +53,6 @@ class RankedCaveats:
     for_the_record: tuple[str, ...]
 
 
-def caveats(analysis: CellAnalysis) -> list[str]:
-    """Return the caveats on a cell's numbers, those that could change the answer first."""
-    ranked = ranked_caveats(analysis)
-    return [*ranked.could_change, *ranked.for_the_record]
-
-
 def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     """Return the caveats on a cell's numbers in two ranks."""
     could_change = [
@@ -73,8 +67,13 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     could_change += _unserved(analysis)
     could_change += _unsustained(analysis)
     could_change += server_arm_caveats.caveats(analysis.data.records)
-    could_change += _impossible_counts(analysis)
-    could_change += _emulated(analysis)
+    rates = hit_and_acceptance_rates(analysis.data.real_arms, analysis.data.records)
+    could_change += (line for one in rates for line in one.impossible_counts())
+    if names := analysis.data.emulated:
+        could_change.append(
+            f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "
+            "their times say nothing about Metal"
+        )
     could_change += _machines(analysis, _machine_changes)
     could_change += _modes(analysis, of_arms=True)
     record = [*_isolation(analysis), *_waits(analysis), *_machines(analysis, _machine_caveats)]
@@ -87,10 +86,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
 def _machines(
     analysis: CellAnalysis, find: Callable[[Sequence[Record]], Iterator[str]]
 ) -> Iterator[str]:
-    """Yield the caveats that ``find`` returns for each host's successful runs.
-
-    If there are several hosts, each caveat begins with the host's name.
-    """
+    """Yield what ``find`` says of each host's successful runs, after its name if several."""
     hosts = group_by_host([record for record in analysis.data.records if record.ok])
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
@@ -177,10 +173,6 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
             f"{'is' if withheld == 1 else 'are'} withheld because the A/A control varies by more "
             f"than ±{margin:g} %"
         )
-    yield from _differing_control(analysis)
-
-
-def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     control = analysis.data.control
     rows = [
         (p, analysis.cell.row_name(row))
@@ -195,13 +187,6 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
             f"the A/A control differs from the baseline in {where} (adjusted p = {p_text(p)}): "
             "something other than the arms has an effect"
         )
-
-
-def _impossible_counts(analysis: CellAnalysis) -> Iterator[str]:
-    """Yield a caveat on each prefix-hit, acceptance or padding rate that cannot be right."""
-    names = analysis.data.real_arms
-    for one in hit_and_acceptance_rates(names, analysis.data.records):
-        yield from one.impossible_counts()
 
 
 def _unserved(analysis: CellAnalysis) -> Iterator[str]:
@@ -250,15 +235,6 @@ def _waits(analysis: CellAnalysis) -> Iterator[str]:
             )
 
 
-def _emulated(analysis: CellAnalysis) -> Iterator[str]:
-    names = analysis.data.emulated
-    if names:
-        yield (
-            f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "
-            "their times say nothing about Metal"
-        )
-
-
 def _skipped(analysis: CellAnalysis) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for row in analysis.rows:
@@ -269,17 +245,18 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _machine_changes(records: Sequence[Record]) -> Iterator[str]:
-    changed = _changed_settings(records)
-    if changed:
-        yield f"machine settings changed between runs: {changed}"
+    first = records[0].environment.get("settings") or {}
+    changes: dict[str, str] = {}
+    for record in records[1:]:
+        for key, value in (record.environment.get("settings") or {}).items():
+            if key in first and first[key] != value:
+                changes.setdefault(key, f"{key} {first[key]} to {value} ({record.run})")
+    if changes:
+        yield f"machine settings changed between runs: {', '.join(changes.values())}"
 
 
 def _machine_caveats(records: Sequence[Record]) -> Iterator[str]:
-    """Yield a caveat for each kind of disturbance of the runs by the machine.
-
-    The disturbances are derived from the runs' machine fingerprints, the probe that each run's
-    process ran before its arm, and the observer's samples.
-    """
+    """Yield caveats from the runs' fingerprints, probes before their arms, and observers."""
     yield from _busy(records)
     clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
     if clocks and max(clocks) / min(clocks) - 1 > MAX_CLOCK_VARIATION:
@@ -326,16 +303,6 @@ def _heat_and_power(records: Sequence[Record]) -> Iterator[str]:
     for name in ("time_machine", "spotlight"):
         if any((r.environment.get("background") or {}).get(name) for r in records):
             yield f"{name.replace('_', ' ').title()} was active during runs"
-
-
-def _changed_settings(records: Sequence[Record]) -> str:
-    first = records[0].environment.get("settings") or {}
-    changes: dict[str, str] = {}
-    for record in records[1:]:
-        for key, value in (record.environment.get("settings") or {}).items():
-            if key in first and first[key] != value:
-                changes.setdefault(key, f"{key} {first[key]} to {value} ({record.run})")
-    return ", ".join(changes.values())
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:

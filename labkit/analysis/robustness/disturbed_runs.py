@@ -54,10 +54,7 @@ class Disturbance:
 
 
 def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
-    """Return the disturbances of each disturbed block, by block number.
-
-    If blocks ran on several hosts, a run is compared with the median of its own host.
-    """
+    """Return disturbances by block; a run is compared with the median of its own host."""
     disturbances: dict[int, list[Disturbance]] = {}
     for host_records in group_by_host(records).values():
         probe = _median(probe_us(r) for r in host_records)
@@ -80,10 +77,7 @@ def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _disturbances(
     record: Record, median_probe: float | None, median_clock: float | None
 ) -> Iterator[Disturbance]:
-    """Yield a run's disturbances.
-
-    ``median_probe`` (us) and ``median_clock`` (MHz) are medians over the runs on the run's host.
-    """
+    """Yield a run's disturbances; the medians (us, MHz) are those of its host's runs."""
     probe = probe_us(record)
     if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
         yield Disturbance(f"the probe was {100 * (probe / median_probe - 1):.0f} % slow")
@@ -115,10 +109,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def probe_us(record: Record) -> float | None:
-    """Return the geometric mean of the probe's kernel times (us) before the arm.
-
-    Returns None if none was recorded.
-    """
+    """Return the geometric mean of the probe's times (us) before the arm; None if not recorded."""
     times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
     return statistics.geometric_mean(times) if times else None
 
@@ -140,10 +131,7 @@ def steal_share(record: Record) -> float | None:
 
 
 def memory_wait_share(record: Record) -> float | None:
-    """Return the share of a run (0 to 1) in which a process waited for memory (Linux PSI).
-
-    Returns None if it was not recorded.
-    """
+    """Return the share (0 to 1) of a run in which a process waited for memory (PSI), or None."""
     start, end = (
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
@@ -157,10 +145,7 @@ def memory_wait_share(record: Record) -> float | None:
 
 
 def clock_mhz(record: Record) -> float | None:
-    """Return the CPU's clock in a run (MHz): the median sample, or the clock at the start.
-
-    Returns None if neither was recorded.
-    """
+    """Return the CPU's clock in a run (MHz), the median sample or that at the start, or None."""
     sampled = samples(record, "mhz")
     if sampled:
         return statistics.median(sampled)

@@ -117,10 +117,7 @@ def _max_hits(sharing: SharingNote, run: Record) -> float:
 def _rectangle(
     rectangle: RectangleNote | None, counters: Sequence[Mapping[str, float]]
 ) -> float | None:
-    """Return the share of padding if one batch held all requests, padded to the longest.
-
-    None if the arm does not pad, or pads to bucketed or fixed shapes instead.
-    """
+    """Return the padding of one batch of all requests; None if the arm pads otherwise or never."""
     pads = any(counts.get(name) for counts in counters for name in PADDING_LAYOUTS)
     if (
         rectangle is None

@@ -23,14 +23,6 @@ from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
 ANY_HOST = "any host (design.across_hosts=true)"
 
 
-@dataclass(frozen=True)
-class HostGroup:
-    """A machine's description, and the indices of its cells in the study."""
-
-    name: str
-    cells: tuple[int, ...]
-
-
 def machine_name(analysis: CellAnalysis) -> str | None:
     """Return a description of the machine that ran a cell, or None if no run recorded one."""
     environment = analysis.environment
@@ -41,13 +33,13 @@ def machine_name(analysis: CellAnalysis) -> str | None:
     return ", ".join((f"host {environment.get('host')}", *machine_words(environment)))
 
 
-def host_groups(names: Sequence[str | None]) -> list[HostGroup]:
-    """Group the cells of a study by their machines' names; cells without one join the first."""
+def host_groups(names: Sequence[str | None]) -> dict[str, list[int]]:
+    """Return cells' indices by their machines' names; cells without a machine join the first."""
     groups: dict[str, list[int]] = {}
     first = next((name for name in names if name is not None), "no runs")
     for index, name in enumerate(names):
         groups.setdefault(name or first, []).append(index)
-    return [HostGroup(name, tuple(cells)) for name, cells in groups.items()]
+    return groups
 
 
 def on_same_machine(one: CellAnalysis, other: CellAnalysis) -> bool:
@@ -70,10 +62,7 @@ class HostEffects:
 
 
 def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
-    """Yield each treatment arm's effect in each primary row, estimated on each host separately.
-
-    Effects known for fewer than two hosts are left out.
-    """
+    """Yield arms' effects in primary rows, estimated on each of two or more hosts separately."""
     data = analysis.data
     hosts = {block: host for host, blocks in data.hosts.items() for block in blocks}
     for row in analysis.rows:
@@ -92,10 +81,7 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
 
 
 def hosts_sentence(analysis: CellAnalysis) -> str | None:
-    """Return a text on a cell's hosts: how many blocks each ran, and where effects differ most.
-
-    None if there are fewer than two hosts.
-    """
+    """Return how many blocks each host ran, and where effects differ most; None for one host."""
     hosts = analysis.data.hosts
     if len(hosts) < 2:
         return None

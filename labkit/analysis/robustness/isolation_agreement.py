@@ -10,7 +10,6 @@ largest difference that could have gone undetected.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -116,11 +115,8 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
 def isolation_sentence(analysis: CellAnalysis) -> str | None:
     """Return a sentence on whether both designs agree, or None if they cannot be compared."""
     agreements = isolation_agreements(analysis)
-    return None if agreements is None else _agreement_sentence(agreements)
-
-
-def _agreement_sentence(agreements: Sequence[IsolationAgreement]) -> str:
-    """Return a sentence on whether the two designs agree."""
+    if agreements is None:
+        return None
     if not agreements:
         return (
             "Separate processes: no effect can be compared with that of interleaved runs (one is "

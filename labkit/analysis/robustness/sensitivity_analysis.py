@@ -26,7 +26,12 @@ import numpy as np
 
 from labkit.analysis.comparison.arm_comparison import interval_to_percent
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
-from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.comparison.observations import (
+    MetricRow,
+    complete_blocks,
+    log_values,
+    run_probes,
+)
 from labkit.analysis.robustness.disturbed_runs import Disturbance, disturbed_blocks
 from labkit.analysis.statistics.effect_size import (
     breakpoints,
@@ -36,7 +41,6 @@ from labkit.analysis.statistics.effect_size import (
 )
 from labkit.analysis.statistics.permutation_test import (
     Floats,
-    Relabellings,
     pool_by_block,
     relabellings,
     two_sided_p,
@@ -102,10 +106,7 @@ def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Return each primary row's case, and its metric's correlation with the probe (-1 to 1).
-
-    A row is left out if a run has no probe or if there are too few runs.
-    """
+    """Return primary rows' cases and their metrics' correlations with the probe, where known."""
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
     correlations = ((row.case, _correlation(row, data)) for row in rows)
@@ -115,12 +116,10 @@ def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
 def _correlation(row: MetricRow, data: CellData) -> float | None:
     names = [arm.name for arm in data.arms if row.arms.get(arm.name)]  # without failed arms
     blocks = complete_blocks(row, names, data.criteria.runs)
-    if not blocks or any(key not in data.probe for key in _run_keys(row, names, blocks)):
+    probes = run_probes(data.probe, row, names, blocks)
+    if probes is None or probes.size - len(blocks) < MIN_DF_WITHIN_BLOCKS:
         return None
-    tables = _tables(row, names, blocks, data.probe)
-    if tables[0].size - len(blocks) < MIN_DF_WITHIN_BLOCKS:
-        return None
-    return noise_correlation(*tables)
+    return noise_correlation(np.stack([log_values(row, name, blocks) for name in names]), probes)
 
 
 def _adjusted(
@@ -128,11 +127,13 @@ def _adjusted(
 ) -> Iterator[SensitivityResult]:
     if correlation is None or abs(correlation) < MIN_CORRELATION:
         return
-    probe, pair = data.probe, (data.baseline, arm)
+    pair = (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.criteria.runs)
-    if not blocks or any(key not in probe for key in _run_keys(row, pair, blocks)):
+    probes = run_probes(data.probe, row, pair, blocks)
+    if probes is None:
         return
-    adjusted = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria_of(row.case).alpha)
+    values = np.stack([log_values(row, name, blocks) for name in pair])
+    adjusted = probe_adjusted(values, probes, data.criteria_of(row.case).alpha)
     if adjusted is not None:
         yield SensitivityResult(
             row=index,
@@ -143,22 +144,6 @@ def _adjusted(
             p=adjusted.p,
             blocks=len(blocks),
         )
-
-
-def _run_keys(row: MetricRow, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
-    return [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
-
-
-def _tables(
-    row: MetricRow,
-    arms: Sequence[str],
-    blocks: Sequence[int],
-    probe: Mapping[tuple[int, int], float],
-) -> tuple[Floats, Floats]:
-    """Return log values and log probes of ``blocks``, both float64 [arms, blocks, runs]."""
-    values = np.stack([log_values(row, arm, blocks) for arm in arms])
-    probes = [probe[place] for place in _run_keys(row, arms, blocks)]
-    return values, np.array(probes).reshape(values.shape)
 
 
 def _undisturbed(
@@ -181,11 +166,7 @@ def _undisturbed(
 
 
 def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
-    """Yield the task that includes the machine's stalls if the verdict excludes them.
-
-    If the verdict includes stalls, the task excludes them. There is no task if stalls did not
-    change the row. Launches are compared by their mean.
-    """
+    """Yield the task with stalls if the verdict excludes them, and vice versa, or of the means."""
     data = analysis.data
     if not analysis.differs(index):
         return
@@ -217,20 +198,14 @@ def _results(tasks: Sequence[_Task], alphas: Sequence[float]) -> list[Sensitivit
         differences = labels.mean_differences(np.stack(values, axis=1))
         for column, i in enumerate(members):
             null = differences[:, column]
-            results[i] = _result(tasks[i], null, labels, alphas[tasks[i].row])
+            task, limits = tasks[i], breakpoints(null, labels.label_correlation)
+            results[i] = SensitivityResult(
+                row=task.row,
+                arm=task.arm,
+                how=task.how,
+                effect_pct=to_percent(task.estimate(task.base, task.other)),
+                ci_pct=interval_to_percent(limits.interval(alphas[task.row])),
+                p=two_sided_p(null),
+                blocks=blocks,
+            )
     return [results[i] for i in range(len(tasks))]
-
-
-def _result(
-    task: _Task, null_distribution: Floats, labels: Relabellings, alpha: float
-) -> SensitivityResult:
-    limits = breakpoints(null_distribution, labels).interval(alpha)
-    return SensitivityResult(
-        row=task.row,
-        arm=task.arm,
-        how=task.how,
-        effect_pct=to_percent(task.estimate(task.base, task.other)),
-        ci_pct=interval_to_percent(limits),
-        p=two_sided_p(null_distribution),
-        blocks=len(task.base),
-    )

@@ -73,15 +73,13 @@ class BlockedValues:
     @cached_property
     def means(self) -> Floats:
         """The arms' means, float64 [arms]."""
-        means: Floats = self.values.mean(axis=(0, 1))
-        return means
+        return np.asarray(self.values.mean(axis=(0, 1)))
 
     @cached_property
     def residuals(self) -> Floats:
         """Values minus the effects of arm and block, float64 [blocks, runs, arms]."""
         centred = self.values - self.means
-        residuals: Floats = centred - centred.mean(axis=(1, 2), keepdims=True)
-        return residuals
+        return np.asarray(centred - centred.mean(axis=(1, 2), keepdims=True))
 
     @property
     def best(self) -> int:
@@ -103,19 +101,10 @@ class BlockedValues:
 
 
 def possibly_best(values: Floats, alpha: float) -> tuple[int, ...]:
-    """Return the arms that may be the best.
+    """Return the indices of the arms that may be the best, the largest mean first.
 
-    The set contains the best arm with probability ``1 - alpha`` or more.
-
-    Parameters
-    ----------
-    values : float64 [blocks, runs, arms]
-        Larger is better.
-
-    Returns
-    -------
-    tuple of int
-        Indices of arms, the largest mean first. The arm with the largest mean is always in the set.
+    The set contains the best arm with probability ``1 - alpha`` or more, and always the arm with
+    the largest mean. ``values``: float64 [blocks, runs, arms], larger is better.
     """
     arms = BlockedValues(np.asarray(values, np.float64))
     statistics = _largest_statistics(arms.values[None])[0]
@@ -150,11 +139,8 @@ def _largest_statistics(values: Floats) -> Floats:
     """Return how significantly each arm is exceeded by another, float64 [samples, arms].
 
     For each arm, the result is the largest studentised difference "another arm minus this arm". The
-    variance is estimated from these two arms alone, so arms may differ in their noise.
-
-    Parameters
-    ----------
-    values : float64 [samples, blocks, runs, arms]
+    variance is estimated from these two arms alone, so arms may differ in their noise. ``values``:
+    float64 [samples, blocks, runs, arms].
     """
     _, blocks, runs, arms = values.shape
     of_block = values.mean(axis=2)
@@ -170,8 +156,7 @@ def _largest_statistics(values: Floats) -> Floats:
     scale = np.sqrt(np.maximum(variance, np.finfo(np.float64).tiny))
     statistics = differences / scale
     statistics[:, np.arange(arms), np.arange(arms)] = -np.inf
-    largest: Floats = statistics.max(axis=2)
-    return largest
+    return np.asarray(statistics.max(axis=2))
 
 
 def winner(values: Floats, reference: int, alpha: float) -> Winner:

@@ -36,10 +36,7 @@ class Bimodality:
 
 
 def find_modes(values: Mapping[str, Floats], baseline: str) -> Bimodality | None:
-    """Split the log values of all arms' runs into two modes, or return None.
-
-    None means that there is one mode or that there are too few runs to tell.
-    """
+    """Split the log values of all arms' runs into two modes; None if there is one, or few runs."""
     centred = {arm: v - np.median(v) for arm, v in values.items() if len(v)}
     pool = np.sort(np.concatenate(list(centred.values()))) if centred else np.empty(0)
     if baseline not in centred or len(pool) < 2 * MIN_RUNS_PER_MODE + 2:

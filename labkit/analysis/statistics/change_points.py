@@ -126,5 +126,4 @@ def _statistics(orders: Floats) -> Floats:
     n = orders.shape[1]
     before = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
     sums = np.cumsum(orders, axis=1)[:, before - 1]
-    statistics: Floats = sums**2 * n / (before * (n - before))
-    return statistics
+    return np.asarray(sums**2 * n / (before * (n - before)))

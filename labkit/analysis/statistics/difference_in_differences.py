@@ -119,7 +119,6 @@ class EffectChange:
 
     @property
     def count(self) -> int:
-        """Number of joint relabellings."""
         return len(self.null_distribution)
 
     @property

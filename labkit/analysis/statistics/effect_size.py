@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,29 +81,30 @@ def mean_difference(baseline: Floats, arm: Floats) -> float:
 class Breakpoints:
     """The shift at which each relabelling reaches the observed statistic.
 
-    ``shifts`` is float64 [count - n_observed], in any order. ``n_observed`` relabellings equal
-    the observed one (1, or more in a sample). They reach the observed statistic at every shift,
-    so ``shifts`` leaves them out. ``count`` is the number of all relabellings.
+    ``shifts`` is float64 [others], in any order. ``n_observed`` relabellings equal the observed one
+    (1, or more in a sample). They reach the observed statistic at every shift, so ``shifts`` leaves
+    them out.
     """
 
     shifts: Floats
     n_observed: int
-    count: int
+
+    @property
+    def count(self) -> int:
+        """Number of all relabellings."""
+        return len(self.shifts) + self.n_observed
 
     def p_greater(self, shift: float) -> float:
-        """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         edge = shift + self._tolerance(shift)
         below = int(np.count_nonzero(self.shifts <= edge))
         return (self.n_observed + below) / self.count
 
     def p_less(self, shift: float) -> float:
-        """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         edge = shift - self._tolerance(shift)
         above = int(np.count_nonzero(self.shifts >= edge))
         return (self.n_observed + above) / self.count
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
         # The 1e-9 keeps rounding from turning 0.05 * 1,200 / 2 into 29.
         index = math.floor(alpha * self.count / 2.0 + 1e-9) - self.n_observed
         if not 0 <= index < len(self.shifts):
@@ -115,21 +115,13 @@ class Breakpoints:
         return 1e-12 * max(abs(shift), float(np.max(np.abs(self.shifts), initial=0.0)))
 
 
-class ReferenceSet(Protocol):
-    """The set of relabellings over which a null distribution was computed."""
+def breakpoints(null_distribution: Floats, label_correlation: Floats) -> Breakpoints:
+    """Return the breakpoints of ``null_distribution``, float64 [relabellings], observed first.
 
-    @property
-    def label_correlation(self) -> Floats:
-        """Correlation with the observed labels, float64 [relabellings]; element 0 is 1."""
-
-    @property
-    def count(self) -> int:
-        """Number of relabellings."""
-
-
-def breakpoints(null_distribution: Floats, labels: ReferenceSet) -> Breakpoints:
-    """Return the breakpoints of ``null_distribution``, float64 [relabellings], observed first."""
-    gap = 1.0 - labels.label_correlation  # c_0 = 1
+    ``label_correlation``: correlation with the observed labels, float64 [relabellings]; element 0
+    is 1.
+    """
+    gap = 1.0 - label_correlation  # c_0 = 1
     other = gap > 1e-9
     points = (null_distribution[0] - null_distribution[other]) / gap[other]
-    return Breakpoints(points, int(np.count_nonzero(~other)), labels.count)
+    return Breakpoints(points, int(np.count_nonzero(~other)))

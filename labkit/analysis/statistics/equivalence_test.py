@@ -12,6 +12,7 @@ the interval just lies inside the margin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,27 +45,18 @@ class ShiftTest(Protocol):
         """Return the range of shifts with two-sided p above ``alpha``, or None if unbounded."""
 
 
-class ShiftScale(Protocol):
-    """The scale of a comparison: how its shifts convert to percent of the baseline."""
-
-    def to_percent(self, shift: float) -> float:
-        """Convert a shift to percent."""
-
-    def to_shift(self, pct: float) -> float:
-        """Convert percent to a shift."""
-
-
 def equivalence_test(
-    shifts: ShiftTest, margin_pct: float, alpha: float, scale: ShiftScale | None = None
+    shifts: ShiftTest,
+    margin_pct: float,
+    alpha: float,
+    to_shift: Callable[[float], float] = to_log_ratio,
+    in_percent: Callable[[float], float] = to_percent,
 ) -> Equivalence:
     """Test whether the effect lies within plus or minus ``margin_pct`` percent.
 
-    The bound comes from the interval at level ``1 - alpha``. ``scale``: of the shifts; None: log
-    ratios.
+    The bound comes from the interval at level ``1 - alpha``. ``to_shift`` and ``in_percent``
+    convert percent to shifts, and back; by default these are log ratios.
     """
-    to_shift, in_percent = (
-        (to_log_ratio, to_percent) if scale is None else (scale.to_shift, scale.to_percent)
-    )
     p = 2.0 * max(shifts.p_greater(to_shift(-margin_pct)), shifts.p_less(to_shift(margin_pct)))
     interval = shifts.interval(alpha)
     bound = None if interval is None else max(abs(in_percent(limit)) for limit in interval)

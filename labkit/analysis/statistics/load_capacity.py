@@ -54,7 +54,6 @@ class LoadCounts:
         return float(self.good.sum() / self.requests.sum())
 
     def share_interval(self, alpha: float) -> tuple[float, float]:
-        """Return the share's interval; see :func:`share_interval`."""
         return share_interval(self.good, self.requests, alpha * self.spent)
 
     def is_decided(self, target: float, alpha: float) -> bool:

@@ -77,15 +77,12 @@ class InvertedTest:
         return min(1.0, self.n_families * against / len(self.lower_breakpoints))
 
     def p_greater(self, shift: float) -> float:
-        """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         return self.p(shift) / 2.0 if shift < self.mean_difference else 1.0
 
     def p_less(self, shift: float) -> float:
-        """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         return self.p(shift) / 2.0 if shift > self.mean_difference else 1.0
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Return the range of shifts with p above ``alpha``, or None if it is unbounded."""
         if alpha not in self._intervals:
             self._intervals[alpha] = self._select_interval(alpha)
         return self._intervals[alpha]
@@ -330,10 +327,7 @@ def _with_joint_draws(
 def _cell_p(
     tests: Sequence[RowPermutations], draws: NDArray[np.int64], elsewhere: Floats
 ) -> list[float]:
-    """Return the p-values of one cell's rows.
-
-    ``elsewhere`` is the largest residual statistic in the other cells, under each joint draw.
-    """
+    """Return one cell's p-values; ``elsewhere``: the other cells' largest statistics, by draw."""
     p_values = []
     for test, others in zip(tests, max_of_other_rows(tests), strict=True):
         observed, against = test.observed_statistic * (1.0 - 1e-12), test.at_least_observed

@@ -98,14 +98,8 @@ class Relabellings:
     def mean_differences(self, values: Floats) -> Floats:
         """Return the mean difference, arm minus baseline, under every relabelling.
 
-        Parameters
-        ----------
-        values : float64 [2 * runs * blocks] or [2 * runs * blocks, rows]
-            In the order of :func:`pool_by_block`.
-
-        Returns
-        -------
-        float64 [relabellings] or [relabellings, rows]
+        ``values``: float64 [2 * runs * blocks] or [2 * runs * blocks, rows], in the order of
+        :func:`pool_by_block`. The result is float64 [relabellings] or [relabellings, rows].
         """
         half = self.half_differences(values)
         return np.concatenate([half, -half[::-1] if self.exact else -half])
@@ -253,21 +247,10 @@ def two_sided_p(null_distribution: Floats) -> float:
 def permutation_test(baseline: Floats, arm: Floats) -> float:
     """Return the two-sided p-value of the hypothesis that the arm equals the baseline.
 
-    Parameters
-    ----------
-    baseline, arm : float64 [blocks, runs]
-        One value per run, on the log scale where effects are ratios.
-
-    Returns
-    -------
-    float
-        At least :func:`smallest_p` of the design, at most 1. For a row alone, it is the p of
-        ``multiple_comparisons.InvertedTest``, from which reports take theirs.
-
-    Raises
-    ------
-    ValueError
-        The shapes differ, are not [blocks, runs], or are empty.
+    ``baseline``, ``arm``: one value per run, float64 [blocks, runs], on the log scale where effects
+    are ratios. The result is at least :func:`smallest_p` of the design and at most 1. For a row
+    alone, it is the p of ``multiple_comparisons.InvertedTest``, from which reports take theirs.
+    Raises ``ValueError`` if the shapes differ, are not [blocks, runs], or are empty.
 
     Examples
     --------

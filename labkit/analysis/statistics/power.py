@@ -38,14 +38,7 @@ ONE_MINUTE_ALPHA = 0.05
 def between_run_sd(baseline: Floats, arm: Floats) -> float | None:
     """Estimate the standard deviation between runs after block and arm effects are removed.
 
-    Parameters
-    ----------
-    baseline, arm : float64 [blocks, runs]
-
-    Returns
-    -------
-    float or None
-        On the log scale; None if no degree of freedom is left.
+    ``baseline``, ``arm``: log values, float64 [blocks, runs]. None if no degree of freedom is left.
     """
     both = np.concatenate([baseline, arm], axis=1)
     residual = both - both.mean(axis=1, keepdims=True)
@@ -64,19 +57,9 @@ def degrees_of_freedom(blocks: int, runs: int) -> int:
 def detectable_errors(critical: float, df: int, sd_df: int | None = None) -> float | None:
     """Return the effect, in estimated standard errors, that 80 of 100 studies detect, or None.
 
-    Parameters
-    ----------
-    critical
-        A study detects an effect if its estimate exceeds this many estimated standard errors.
-    df
-        Degrees of freedom of these studies' estimates of noise.
-    sd_df
-        Degrees of freedom of the estimate from which the effect is computed; ``df`` by default.
-
-    Returns
-    -------
-    float or None
-        None if there are too few degrees of freedom.
+    ``critical``: a study detects an effect if its estimate exceeds this many estimated standard
+    errors. ``df``: degrees of freedom of these studies' estimates of noise. ``sd_df``: those of the
+    estimate from which the effect is computed; ``df`` by default. None if there are too few.
     """
     if min(df, df if sd_df is None else sd_df) < 1:
         return None
@@ -99,20 +82,10 @@ def mde_pct(
 ) -> float | None:
     """Return the smallest effect (percent) that 80 of 100 studies detect, or None.
 
-    Parameters
-    ----------
-    sd
-        Estimated standard deviation between runs, log scale.
-    alpha_row
-        The row's own level in a family of rows and arms that shares alpha
-        (:func:`.multiple_comparisons.per_row_alphas`).
-    sd_df
-        Degrees of freedom of ``sd``; by default those that a study of this design has.
-
-    Returns
-    -------
-    float or None
-        None if ``alpha_row`` is not between 0 and 1, or if no degree of freedom is left.
+    ``sd``: estimated standard deviation between runs, log scale. ``alpha_row``: the row's own level
+    in a family of rows and arms that shares alpha (:func:`.multiple_comparisons.per_row_alphas`).
+    ``sd_df``: degrees of freedom of ``sd``; by default those that a study of this design has. None
+    if ``alpha_row`` is not between 0 and 1, or if no degree of freedom is left.
     """
     df = degrees_of_freedom(blocks, runs)
     if df < 1 or not 0 < alpha_row < 1:

@@ -44,15 +44,9 @@ class ProbeAdjustedEffect:
 def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjustedEffect | None:
     """Compare an arm with the baseline after regressing the probe out of the values.
 
-    Parameters
-    ----------
-    values, probes : float64 [2, blocks, runs]
-        Log values and log probes of the baseline and of the arm.
-
-    Returns
-    -------
-    ProbeAdjustedEffect or None
-        None if the probe does not vary within the blocks, or separates the arms completely.
+    ``values``, ``probes``: log values and log probes of the baseline and of the arm, float64
+    [2, blocks, runs]. None if the probe does not vary within the blocks, or separates the arms
+    completely.
     """
     _, blocks, runs = values.shape
     indicator = np.stack([np.zeros((blocks, runs)), np.ones((blocks, runs))])
@@ -76,8 +70,7 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjuste
 def _within(values: Floats, blocks: int) -> Floats:
     """Subtract the block means from values, float64 [2 * runs * blocks]."""
     table = values.reshape(blocks, -1)
-    deviations: Floats = (table - table.mean(axis=1, keepdims=True)).reshape(-1)
-    return deviations
+    return np.asarray((table - table.mean(axis=1, keepdims=True)).reshape(-1))
 
 
 def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
@@ -105,11 +98,7 @@ def noise_correlation(values: Floats, probe: Floats) -> float:
     """Return the correlation of values and probe within blocks, -1 to 1.
 
     The computation ignores which arm a run belongs to. So an arm's effect is noise here: it can
-    hide a correlation but not produce one.
-
-    Parameters
-    ----------
-    values, probe : float64 [arms, blocks, runs]
+    hide a correlation but not produce one. ``values``, ``probe``: float64 [arms, blocks, runs].
     """
     within = [table - table.mean(axis=(0, 2), keepdims=True) for table in (values, probe)]
     squares = float((within[0] ** 2).sum()) * float((within[1] ** 2).sum())

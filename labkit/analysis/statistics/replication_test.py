@@ -128,7 +128,7 @@ def decide_replication(rows: Sequence[ReplicationRow], alpha: float) -> list[Rep
 def _decide(
     row: ReplicationRow, alpha: float, size: int, p_adjusted: float, level: float
 ) -> ReplicationDecision:
-    points = breakpoints(row.change.null_distribution, row.change)
+    points = breakpoints(row.change.null_distribution, row.change.label_correlation)
     region = region_of(row.effects[0], row.author, row.margin)
     p_same = 2 * max(points.p_greater(-region), points.p_less(region))
     word = _word(row, size * p_same <= alpha, p_adjusted <= alpha)

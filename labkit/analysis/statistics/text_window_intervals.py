@@ -144,10 +144,7 @@ def _blocks(num_windows: int) -> list[Indices]:
 def _leave_out(
     statistic: Callable[[Indices], float], num_windows: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the statistic of all windows, and an array of it without each block in turn.
-
-    The array is empty if there are too few windows.
-    """
+    """Return the statistic of all windows, and without each block (empty if too few windows)."""
     every = np.arange(num_windows)
     blocks = _blocks(num_windows) if num_windows >= MIN_WINDOWS else []
     without = [statistic(np.setdiff1d(every, block)) for block in blocks]

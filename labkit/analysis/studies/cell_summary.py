@@ -63,12 +63,10 @@ class CellSummary:
 
     @property
     def name(self) -> str:
-        """Name of the cell: its overrides."""
         return self.entry.cell
 
     @cached_property
     def short_answer(self) -> str:
-        """The answer to the cell's question in at most 20 words."""
         return short_answer(self.findings)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
@@ -57,27 +57,18 @@ def read_stored(page: Path, cell_dir: StudyPath) -> CellSummary | None:
     return None
 
 
-@dataclass(frozen=True)
-class FilesState:
-    """The stamp and the content of a cell before it is read, so that no later run is missed."""
-
-    stamp: str
-    content: str
-
-    @classmethod
-    def of(cls, cell_dir: StudyPath) -> FilesState:
-        """Return those of a cell's files as they are now."""
-        return cls(stamp(cell_dir), content(cell_dir))
+def files_state(cell_dir: StudyPath) -> dict[str, str]:
+    """Return the stamp and the content of a cell before it is read, so that no run is missed."""
+    return {"stamp": stamp(cell_dir), "content": content(cell_dir)}
 
 
-def store(page: Path, cell_dir: StudyPath, before: FilesState, cell: CellSummary) -> None:
+def store(page: Path, cell_dir: StudyPath, before: Mapping[str, str], cell: CellSummary) -> None:
     """Store a cell that is complete and not being worked on."""
     path = page.with_name(f"{page.name}.json")
     if not cell.entry.complete or (isinstance(cell_dir, Path) and is_locked(cell_dir)):
         path.unlink(missing_ok=True)
         return
-    states = {"stamp": before.stamp, "content": before.content}
-    body = {name: _with_facts(state, cell_dir) for name, state in states.items()}
+    body = {name: _with_facts(state, cell_dir) for name, state in before.items()}
     _write(path, {"schema_version": SCHEMA_VERSION, **body, "cell": _to_json(cell)})
 
 

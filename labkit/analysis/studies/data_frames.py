@@ -142,12 +142,10 @@ class _StoredColumn:
 
     def __init__(self) -> None:
         self._numbers: list[int | float] | None = []
-        self._distinct: dict[Hashable, Any] = {}
-        self._order: dict[Hashable, int] = {}
+        self._distinct: dict[Hashable, tuple[int, Any]] = {}
         self._index = array("I")
 
     def add(self, value: Any) -> None:
-        """Add a line."""
         if self._numbers is not None:
             if type(value) in (int, float):
                 self._numbers.append(value)
@@ -156,24 +154,18 @@ class _StoredColumn:
             for number in earlier:
                 self.add(number)
         key = value if type(value) is str else (_hashable(value),)
-        number = self._order.setdefault(key, len(self._order))
-        self._distinct.setdefault(key, value)
+        number, _ = self._distinct.setdefault(key, (len(self._distinct), value))
         self._index.append(number)
 
     def json(self) -> str:
-        """Return the column as JSON."""
         if self._numbers is not None:
             return json.dumps(self._numbers, allow_nan=False)
-        values = json.dumps(list(self._distinct.values()), allow_nan=False)
+        values = json.dumps([value for _, value in self._distinct.values()], allow_nan=False)
         return f'{{"values": {values}, "index": [{", ".join(map(str, self._index))}]}}'
 
 
 def _stored_runs(study: StudyPath) -> dict[str, Any] | None:
-    """Return the columns stored in an archive.
-
-    None if the study is a folder, or an archive that another version wrote. The archive's digest
-    covers the columns and was checked when the archive was opened.
-    """
+    """Return an archive's stored columns, which its digest covers; None if it has no such table."""
     if not isinstance(study, ArchivePath) or not (study / STORED_RUNS).is_file():
         return None
     try:

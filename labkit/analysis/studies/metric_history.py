@@ -134,10 +134,7 @@ def metric_history(root: Path, metric: str) -> list[Series]:
 
 
 def _num_tested(lengths: Sequence[int]) -> int:
-    """Return how many of the longest series are tested: as many as can all find a change together.
-
-    ``lengths``: the longest first.
-    """
+    """Return how many of the longest series (``lengths``) can all find a change together."""
     return max((n for n, k in enumerate(lengths, 1) if k >= fewest_values(ALPHA / n)), default=0)
 
 
@@ -157,10 +154,7 @@ def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iter
 def _values(
     records: Sequence[Record], metric: str, known: set[str]
 ) -> dict[tuple[str, str, str], list[float]]:
-    """Return each process's value of a metric, by (case, unit, direction).
-
-    The names of all metrics in the records are added to ``known``.
-    """
+    """Return processes' values by (case, unit, direction); add the metrics to ``known``."""
     values: dict[tuple[str, str, str], list[float]] = {}
     for record in records:
         for case in record.cases:
@@ -206,11 +200,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
-    """Yield a group's series: samples with the same options form one series.
-
-    Only options that all samples have are compared, so an option that older studies lack does not
-    split a series.
-    """
+    """Yield a group's series: samples that agree in all the options that all of them have."""
     shared = set.intersection(*(set(sample.options) for sample in group))
     varying = sorted(
         name for name in shared if len({repr(sample.options[name]) for sample in group}) > 1
@@ -229,7 +219,6 @@ def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
 
 
 def _with_changes(series: Series, alpha: float) -> Series:
-    """Return the series, tested, with its change points."""
     values = np.array([point.value for point in series.points])
     found = change_points(np.log(values) if min(values) > 0 else values, alpha)
     bounds = [0, *(change.index for change in found), len(values)]

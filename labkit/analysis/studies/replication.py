@@ -107,7 +107,6 @@ class _Pair:
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """The case, metric and arm."""
         return self.row.case, self.row.metric, self.one.arm
 
 
@@ -181,10 +180,7 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
 
     The noise is taken to be the author's, so the blocks are those of the author's length.
 
-    Raises
-    ------
-    RecordError
-        The author's study has no primary row with an arm under test.
+    Raises ``RecordError`` if the author's study has no primary row with an arm under test.
     """
     pairs = list(_pairs(author, ()))
     if not pairs:

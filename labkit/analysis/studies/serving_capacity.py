@@ -207,10 +207,7 @@ def rate_is_decided(analysis: CellAnalysis) -> bool | None:
 
 
 def _counts(analysis: CellAnalysis, arm: str, rate: float) -> LoadCounts | None:
-    """Return how many requests each run of an arm had, and how many were within the limits.
-
-    None if no run counted them.
-    """
+    """Return each run's requests, and those within the limits; None if no run counted them."""
     data, records = analysis.data, analysis.data.records
     notes, spent = _notes(analysis, arm), data.criteria.alpha / data.design.alpha
     if not notes:

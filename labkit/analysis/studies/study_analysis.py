@@ -134,7 +134,6 @@ class AnalysisCache:
         ]
 
     def objective(self, cell_dir: StudyPath) -> float | None:
-        """Return a cell's objective; see :mod:`labkit.analysis.studies.study_analysis`."""
         return objective(self.cell(cell_dir))
 
     def notes(self) -> list[str]:
@@ -157,10 +156,7 @@ class AnalysisCache:
         return list(dict.fromkeys(arm for one in tested for arm in one.possibly_best))
 
     def _companion(self, cell_dir: StudyPath) -> CellAnalysis | None:
-        """Return the same cell's analysis under the other isolation, or None if it has no runs.
-
-        If this cell's arms are interleaved, the other cell has separate processes, and vice versa.
-        """
+        """Return the same cell's analysis under the other isolation; None if it has no runs."""
         name = cell_dir.name
         interleaved = name.removesuffix(PROCESSES_SUFFIX)
         other = cell_dir.with_name(
@@ -325,7 +321,7 @@ def summarise_study(
         SCHEMA_VERSION,
         study_name(study_dir),
         max(cell.entry.status for cell in cells),
-        tuple(machine.name for machine in host_groups([cell.entry.machine for cell in cells])),
+        tuple(host_groups([cell.entry.machine for cell in cells])),
         entries,
         family,
     )

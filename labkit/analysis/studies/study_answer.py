@@ -89,9 +89,9 @@ def _by_verdict(
 def _capacities(study: Sequence[CellSummary]) -> list[ServingCapacity]:
     """Return the capacities on each machine, which is in their names if there are several."""
     groups, found = host_groups([cell.entry.machine for cell in study]), list[ServingCapacity]()
-    for group in groups:
-        own = [study[index] for index in group.cells]
-        machine = f" on {group.name.partition(',')[0]}" if len(groups) > 1 else ""
+    for host, indices in groups.items():
+        own = [study[index] for index in indices]
+        machine = f" on {host.partition(',')[0]}" if len(groups) > 1 else ""
         for one in serving_capacities(own, cell_labels(own, LOAD_OPTIONS)):
             found.append(replace(one, name=f"{one.name}{machine}"))
     return found

@@ -24,6 +24,7 @@ from labkit.analysis.comparison.observations import (
     arm_values,
     complete_blocks,
     log_values,
+    run_probes,
 )
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.analysis.findings.output_quality_sentences import quality_change_notes
@@ -71,7 +72,6 @@ class RowChange:
 
     @property
     def arm(self) -> str:
-        """The arm's name."""
         return self.comparison.arm
 
 
@@ -111,7 +111,6 @@ class _CellPair:
     quality: tuple[str, ...]
 
     def row_name(self, row: MetricRow) -> str:
-        """Return a row's name in the cell."""
         return row_name(row, self.metrics)
 
     def place(self, row: MetricRow) -> str:
@@ -148,24 +147,19 @@ class _ArmPair:
 
 @dataclass(frozen=True)
 class _ArmChange:
-    """A change and the samples that it follows from.
-
-    Its null distribution has 100,000 values or more, so it is computed again when it is asked for.
-    """
+    """A change and the samples from which its 100,000 values are computed again when needed."""
 
     old: ArmSample
     new: ArmSample
     p: float
-    smallest_p: float
     estimate: float
     exact: bool
     count: int
 
     @classmethod
     def of(cls, old: ArmSample, new: ArmSample) -> _ArmChange:
-        """Return the change from one study to another."""
         one = effect_change(old.effect(), new.effect())
-        return cls(old, new, one.p, one.smallest_p, one.estimate, one.exact, one.count)
+        return cls(old, new, one.p, one.estimate, one.exact, one.count)
 
     @property
     def blocks(self) -> int:
@@ -175,14 +169,6 @@ class _ArmChange:
     def effect(self) -> EffectChange:
         """Return the change with its null distribution."""
         return effect_change(self.old.effect(), self.new.effect())
-
-
-def compare_studies(
-    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
-) -> StudyComparison:
-    """Compare two studies row by row, arm by arm, as :func:`compare_with_first` does."""
-    (comparison,) = compare_with_first(old, [new], margin_pct)
-    return comparison
 
 
 def compare_with_first(
@@ -347,7 +333,7 @@ def _compare_control(item: _ArmPair) -> Comparison:
 def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Comparison:
     assert item.change is not None
     change, criteria = item.change.effect(), item.pair.criteria
-    points = breakpoints(change.null_distribution, change)
+    points = breakpoints(change.null_distribution, change.label_correlation)
     low, high = interval_to_percent(points.interval(level)) or (None, None)
     raw = interval_to_percent(points.interval(criteria.alpha)) or (None, None)
     equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)
@@ -546,7 +532,7 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
     rows = {(row.case, row.metric): row for row in new.rows_by_stalls(included=stalls)}
     for row in old.rows_by_stalls(included=stalls):
         match = rows.get((row.case, row.metric))
-        if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
+        if not _is_measured(row) or match is None or match.skipped is not None:
             continue
         for arm in old.data.arms:
             change, samples, slow = None, None, None
@@ -594,7 +580,6 @@ class ArmSample:
     probes: tuple[Floats, Floats] | None
 
     def effect(self) -> StudyEffect:
-        """Return the arm's effect under all relabellings."""
         return estimate_effect(self.baseline, self.arm, self.probes)
 
 
@@ -615,17 +600,6 @@ def arm_sample(analysis: CellAnalysis, row: MetricRow, arm: str) -> ArmSample | 
     blocks = complete_blocks(row, pair, data.criteria.runs)
     if not blocks or not row.positive:
         return None
-    values = [log_values(row, name, blocks) for name in pair]
-    probes = [_probes(analysis, row, name, blocks) for name in pair]
-    known = (probes[0], probes[1]) if probes[0] is not None and probes[1] is not None else None
-    return ArmSample(values[0], values[1], known)
-
-
-def _probes(
-    analysis: CellAnalysis, row: MetricRow, arm: str, blocks: Sequence[int]
-) -> Floats | None:
-    """Return the log probes of an arm's runs, float64 [blocks, runs], or None if one is missing."""
-    places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
-    if any(place not in analysis.data.probe for place in places):
-        return None
-    return np.array([analysis.data.probe[place] for place in places]).reshape(len(blocks), -1)
+    base, other = (log_values(row, name, blocks) for name in pair)
+    probes = run_probes(data.probe, row, pair, blocks)
+    return ArmSample(base, other, None if probes is None else (probes[0], probes[1]))

@@ -1,13 +1,17 @@
-"""Tables of counters: those of dispatches, and those of engines that differ between arms."""
+"""Tables of counters: of dispatches, of engines that differ, and rates beside attainable ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from labkit.analysis.document.report_parts import table_section
-from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.document.table_model import Column, Table, if_known
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text
+from labkit.analysis.robustness.hit_and_acceptance_rates import (
+    AttainedRates,
+    hit_and_acceptance_rates,
+)
 from labkit.records import Record, counter_registry
 
 CaseAndArm = tuple[str, str]
@@ -92,10 +96,7 @@ def _values_text(values: set[float] | None) -> str:
 
 
 def _engine_counters_table(cell: Cell) -> Table[str] | None:
-    """Return the counters that differ between arms, one per line, as medians over the runs.
-
-    None for a kernel workload, which has no engine steps, and for a cell with one arm.
-    """
+    """Return the counters that differ between arms; None for kernels, and with one arm."""
     arms = cell.real_arms
     counters = {arm.name: arm.counters for arm in cell.arms if arm.name in arms}
     if len(counters) < 2 or not any(by_name.get("steps.total") for by_name in counters.values()):
@@ -149,3 +150,44 @@ def count_or_measure_text(value: float) -> str:
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 100 else significant_text(value, 3)
+
+
+def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates]:
+    """Return the attainable and attained rates of every arm that has some."""
+    rates = hit_and_acceptance_rates(cell.real_arms, records)
+    columns = [
+        _share_column("prefix hits attainable", lambda arm: arm.attainable_hits, rates),
+        _share_column("attained", lambda arm: arm.hits, rates),
+        _share_column("drafts accepted", lambda arm: arm.accepted, rates),
+        _share_column("padding of one rectangle", lambda arm: arm.rectangle, rates),
+        _share_column("rows of padding", lambda arm: arm.padded, rates),
+    ]
+    name = Column[AttainedRates]("arm", lambda arm: arm.arm, numeric=False)
+    notes = [f"Disagreement: {line}." for arm in rates for line in arm.impossible_counts()]
+    if any(arm.hits is not None for arm in rates):
+        notes.append(
+            "Attainable: the prompt tokens that an unlimited cache would hit. They are the whole "
+            "blocks that a prompt shares with the start of an earlier, finished prompt; one that "
+            "repeats an earlier answer can hit more."
+        )
+    if any(arm.rectangle is not None for arm in rates):
+        notes.append(
+            "One rectangle: all requests in one batch, each padded to the longest prompt plus the "
+            "longest answer. Rows that wait while other prompts are computed are further padding."
+        )
+    shown = tuple(column for column in columns if column is not None)
+    return Table((name, *shown), tuple(rates), tuple(notes))
+
+
+hit_and_acceptance_section = table_section(
+    "Attainable and attained rates", _hit_and_acceptance_table
+)
+
+
+def _share_column(
+    heading: str, share: Callable[[AttainedRates], float | None], rates: Sequence[AttainedRates]
+) -> Column[AttainedRates] | None:
+    """Return a column of percentages, or None if no arm has a value for it."""
+    if all(share(arm) is None for arm in rates):
+        return None
+    return Column(heading, share, if_known("{:.1%}".format))

@@ -16,7 +16,6 @@ from labkit.analysis.document.report_parts import (
     BulletList,
     CellSource,
     ChartPart,
-    PageList,
     Parts,
     PictureFile,
     ReportPart,
@@ -40,11 +39,8 @@ HOST_TIMES = ("map_us", "plan_us")
 MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
 
 
-def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] | None:
-    """Return the median times of launches in a chain, of single launches and of empty launches.
-
-    None if no arm ran on a device with a launch queue.
-    """
+def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm]:
+    """Return the median times of launches in a chain, of single ones and of empty ones."""
     samples: dict[CaseAndArm, dict[str, list[float]]] = {}
     for record in records:
         for case in record.cases:
@@ -55,16 +51,18 @@ def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndA
                 by_name.setdefault(metric.name, []).append(median(metric.repeats))
             for name in ("launches", *LAUNCH_NOTES):
                 by_name.setdefault(name, []).append(median(_as_list(case.notes[name])))
-    if not samples:
-        return None
     times = {key: _launch_medians(by_name) for key, by_name in samples.items()}
+
+    def at(name: str) -> Callable[[CaseAndArm], float | None]:
+        return lambda key: times[key][name]
+
     columns = (
         Column[CaseAndArm]("batch", lambda key: key[0], numeric=False),
         Column("arm", lambda key: key[1], numeric=False),
-        Column("launches in a chain", lambda key: times[key]["launches"], "{:,.0f}".format),
-        Column("in a chain (µs)", lambda key: times[key]["chain"], value_text),
-        Column("by itself (µs)", lambda key: times[key]["single"], value_text),
-        *(_launch_column(name, heading, times) for name, heading in LAUNCH_NOTES.items()),
+        Column("launches in a chain", at("launches"), "{:,.0f}".format),
+        Column("in a chain (µs)", at("chain"), value_text),
+        Column("by itself (µs)", at("single"), value_text),
+        *(Column(heading, at(name), value_text) for name, heading in LAUNCH_NOTES.items()),
     )
     cases = dict.fromkeys(case for case, _ in samples)
     lines = [(case, arm) for case in cases for arm in cell.real_arms if (case, arm) in samples]
@@ -87,21 +85,12 @@ def _launch_medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float |
     return medians
 
 
-def _launch_column(
-    name: str, heading: str, times: Mapping[CaseAndArm, Mapping[str, float | None]]
-) -> Column[CaseAndArm]:
-    return Column(heading, lambda key: times[key][name], value_text)
-
-
 def _as_list(value: Any) -> Sequence[float]:
     return value if isinstance(value, list) else [value]
 
 
 def _roofline_table(points: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
-    """Return a table of each point's work, its attained rates and its share of the binding limit.
-
-    ``points`` must not be empty.
-    """
+    """Return each point's work, rates and share of the binding limit; one point or more."""
     limits = points[0].limits
     columns = [
         Column[RooflinePoint]("batch", lambda p: p.case, numeric=False),
@@ -151,15 +140,9 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
     return times
 
 
-def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
-    """Return the host's time per step to build the maps (us), as each arm's median over runs.
-
-    Each arm has a second column if the records have the time to build the whole plan. The result is
-    None if the records have neither time.
-    """
+def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
+    """Return the host's median time per step to build maps and, if noted, whole plans (us)."""
     times = host_times(records)
-    if not times:
-        return None
 
     def median_text(arm: str, name: str) -> Callable[[str], str]:
         def value(case: str) -> str:
@@ -203,7 +186,6 @@ def launch_work_section(report: CellSource) -> Iterator[ReportPart]:
     if reasons:
         sentences.append(f"No hardware counters: {'; '.join(sorted(reasons))}.")
     yield BulletList(sentences)
-    yield PageList(sentences)
 
 
 def _work_texts(report: CellSource, arm: str) -> Iterator[str]:

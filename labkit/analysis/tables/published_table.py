@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -110,18 +111,12 @@ def _published_table(cell: Cell, extra_rows: Sequence[Row] = ()) -> Table[Publis
     arms = dict.fromkeys([*published_arms, *cell.real_arms])
     delta_arms = dict.fromkeys(arm for row in rows for arm in row.delta_pct)
     columns = [Column[PublishedLine]("published, and here", name, numeric=False)]
-    columns += [Column(f"{arm}{unit}", _for_arm(PublishedLine.number, arm)) for arm in arms]
+    columns += [Column(f"{arm}{unit}", partial(PublishedLine.number, arm=arm)) for arm in arms]
     for arm in delta_arms:
         heading = "delta" if len(delta_arms) == 1 else f"delta, {arm}"
-        columns.append(Column(heading, _for_arm(PublishedLine.delta, arm)))
+        columns.append(Column(heading, partial(PublishedLine.delta, arm=arm)))
     shown = [column for column in columns if any(map(column.text, lines))]
     return Table(tuple(shown), tuple(lines), (published_source(cell) or "",))
-
-
-def _for_arm(
-    method: Callable[[PublishedLine, str], str], arm: str
-) -> Callable[[PublishedLine], str]:
-    return lambda line: method(line, arm)
 
 
 def published_tables(cell: Cell) -> Iterator[tuple[str, Table[Sequence[Any]]]]:

@@ -36,12 +36,10 @@ CLIENT_NOTE = (
 )
 
 
-def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
-    """Return the outcomes of every arm's requests, or None if no record notes them."""
+def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
+    """Return the outcomes of every arm's requests, as far as records note them."""
     notes = traffic_notes(records)
     arms = [arm for arm in cell.real_arms if arm in notes]
-    if not arms:
-        return None
     all_notes = [note for arm_notes in notes.values() for note in arm_notes]
     open_loop = any("late_ms" in note for note in all_notes)
     columns = [Column[str]("arm", str, numeric=False)]
@@ -108,7 +106,6 @@ SENDER_TIMES = {
 
 
 def _streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
-    """Return the counters of every server's response streams."""
     arms = server_arms(records, cell.real_arms)
     columns: tuple[Column[ServerArm], ...] = (
         Column("arm", lambda arm: arm.arm, numeric=False),
@@ -145,7 +142,6 @@ CLIENT_TIMES = {
 
 
 def _client_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
-    """Return the client's own cost with every server."""
     arms = server_arms(records, cell.real_arms)
     columns = [Column[ServerArm]("arm", lambda arm: arm.arm, numeric=False)]
     columns += [

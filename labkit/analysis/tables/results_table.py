@@ -50,12 +50,10 @@ class ResultLine:
 
     @property
     def comparison(self) -> Comparison | None:
-        """The arm's comparison; None if there is none."""
         return self.row.comparison(self.arm)
 
     @property
     def skipped(self) -> str | None:
-        """The reason why the row was not measured, or None if it was."""
         return self.row.skipped
 
     @property

@@ -12,7 +12,6 @@ from labkit.analysis.document.report_parts import (
     BulletList,
     CellSource,
     ChartPart,
-    PageList,
     PictureFile,
     ReportPart,
     TablePart,
@@ -107,7 +106,6 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
         return
     sentences = list(_time_sentences(cell, division))
     yield BulletList(sentences)
-    yield PageList(sentences)
     yield TablePart(time_table(cell, division))
     for arm in division.arms:
         if arm.arm in cell.compared_arms:
@@ -254,7 +252,6 @@ def _predicted_text(cell: Cell, arm: ArmTime) -> str | None:
 
 
 def _time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
-    """Yield the sentences of the section: causes, counters, predictions."""
     for arm in division.arms:
         if arm.arm in cell.compared_arms:
             yield _cause_text(arm)

@@ -48,7 +48,6 @@ class SweptOption:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers."""
         return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
 
 
@@ -74,11 +73,6 @@ def _hashable(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def settings_tables(cell: Cell) -> list[Table[Values]]:
-    """Return the table of settings of every primary row; empty if the cell is no sweep."""
-    return [settings_table(cell, best) for best in cell.best or ()]
-
-
 def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
     """Return a table of every setting's value in the row of ``best``.
 
@@ -102,10 +96,7 @@ def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
 
 
 def _option_of_columns(options: Sequence[SweptOption]) -> SweptOption | None:
-    """Return the option whose values become columns (the one with the fewest), or None.
-
-    None if there is only one option, or if all options have more than ``MAX_COLUMNS`` values.
-    """
+    """Return the option with the fewest values, for columns; None if alone or with too many."""
     fewest = min(reversed(options), key=lambda option: len(option.values))
     return fewest if len(options) > 1 and len(fewest.values) <= MAX_COLUMNS else None
 

@@ -1,16 +1,13 @@
-"""The quality of a scoring workload's arms, and the text positions where it is worst."""
+"""The quality of a scoring workload's arms: against speed, in numbers, and where it is worst."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.charts.speed_and_quality_chart import (
-    SPEED_QUALITY_CAPTION,
-    real_qualities,
-    speed_quality_chart,
-)
+from labkit.analysis.charts.latency_throughput_chart import frontier
 from labkit.analysis.comparison.text_quality import KL_QUANTILES, scoring_note
+from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.report_parts import (
     CellSource,
     ChartPart,
@@ -19,21 +16,32 @@ from labkit.analysis.document.report_parts import (
     section,
     table_parts,
 )
+from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.output_quality_sentences import interval_text, share_text
 from labkit.analysis.model.cell_model import ArmQuality, Cell
 from labkit.analysis.number_format import significant_text
-from labkit.analysis.statistics.text_window_intervals import CONFIDENCE, MIN_BEYOND, MIN_WINDOWS
+from labkit.analysis.statistics.text_window_intervals import (
+    CONFIDENCE,
+    MIN_BEYOND,
+    MIN_WINDOWS,
+    Interval,
+)
 from labkit.config import count_text
 from labkit.records import Record
 
 Place = tuple[str, Mapping[str, Any]]
 MAX_PLACES = 5  # per arm
+SPEED = "total_tok_s"
+SPEED_QUALITY_CAPTION = (
+    "Speed against quality, with both intervals. The line is the frontier: no other arm is "
+    "estimated to be both faster and closer to the baseline than an arm on the line"
+)
 
 
 def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[ArmQuality] | None:
     """Return every arm's quality with its intervals, or None if the workload scores no texts."""
-    qualities = real_qualities(cell)
+    qualities = _real_qualities(cell)
     if not qualities:
         return None
     columns = [
@@ -119,6 +127,58 @@ def _text_column(heading: str, key: str) -> Column[Place]:
 def _quoted(text: str) -> str:
     """Return a text in one line, with its line breaks escaped."""
     return repr(text)[1:-1].replace("|", "¦")
+
+
+def _real_qualities(cell: Cell) -> list[ArmQuality]:
+    return [quality for quality in cell.quality or () if quality.arm in cell.real_arms]
+
+
+def speed_quality_chart(cell: Cell) -> Chart | None:
+    """Return the mean KL divergence in nats over the speed compared with the baseline in percent.
+
+    None if no arm besides the baseline has a known speed and quality.
+    """
+    speeds = {
+        one.arm: Interval(one.effect_pct, one.ci_low_pct, one.ci_high_pct)
+        for row in cell.rows
+        if row.metric == SPEED
+        for one in row.comparisons
+        if one.effect_pct is not None
+    }
+    speeds[cell.baseline] = Interval(0.0, 0.0, 0.0)
+    qualities = {one.arm: one.metrics["kl_mean"] for one in _real_qualities(cell)}
+    points = [(arm, speeds[arm], kl) for arm, kl in qualities.items() if arm in speeds]
+    if len(points) < 2:
+        return None
+    chart = Chart(
+        title="speed against quality",
+        x=padded_range([end for _, speed, _ in points for end in _known(speed)]),
+        y=padded_range([end for *_, kl in points for end in _known(kl)]),
+        x_label=f"speed compared with {points[0][0]} (%)",
+        y_label="KL divergence, mean (nats)",
+        height=300,
+    )
+    best = frontier(points, lambda point: point[2].estimate, lambda point: point[1].estimate)
+    chart.line([(speed.estimate, kl.estimate) for _, speed, kl in best], "zero")
+    styles, on = arm_classes(cell), {arm for arm, *_ in best}
+    for arm, speed, kl in points:
+        style, mark = styles[arm]
+        x, y = speed.estimate, kl.estimate
+        chart.line([(end, y) for end in _known(speed)], f"line {style}", arm)
+        chart.line([(x, end) for end in _known(kl)], f"line {style}", arm)
+        where = ", on the frontier" if arm in on else ""
+        chart.dot(
+            x, y, style, mark, f"{arm}: {x:+.2f} %, KL {interval_text(kl)} nats{where}", arm=arm
+        )
+    add_point_labels(chart, [(speed.estimate, kl.estimate, arm) for arm, speed, kl in points])
+    return chart
+
+
+def _known(interval: Interval) -> list[float]:
+    """Return both limits of an interval, or the estimate alone if the interval is unbounded."""
+    if interval.low is None or interval.high is None:
+        return [interval.estimate]
+    return [interval.low, interval.high]
 
 
 @section("Quality")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.document.report_parts import (
@@ -51,14 +50,12 @@ def _output_noun(cell: Cell, records: Sequence[Record]) -> str:
     return "requests" if all(row.case == "all" for row in cell.rows) else "token rows"
 
 
-def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement] | None:
+def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]:
     """Return the number of every arm's outputs that agree with the reference run's.
 
-    ``noun``: plural noun for the outputs (:func:`_output_noun`). None if nothing was compared.
+    ``noun``: plural noun for the outputs (:func:`_output_noun`).
     """
     agreements = [agreement for agreement in report.agreement if agreement.total]
-    if not agreements:
-        return None
 
     def first_difference(agreement: OutputAgreement) -> str:
         first = report.first(agreement.arm)
@@ -80,26 +77,7 @@ def outputs_section(report: CellSource) -> Parts:
     return table_parts(agreement_table(report.analysis.identity, noun))
 
 
-@dataclass(frozen=True)
-class RunFailures:
-    """Failed runs of one arm with the same outcome and detail, in the order in which they ran."""
-
-    arm: str
-    runs: tuple[Failure, ...]
-
-    @property
-    def first(self) -> Failure:
-        """The first of the runs."""
-        return self.runs[0]
-
-    @property
-    def names(self) -> str:
-        """The first run's name and the number of the others."""
-        others = len(self.runs) - 1
-        return f"{self.first.run} and {others} more" if others else self.first.run
-
-
-def _failures_table(cell: Cell, record_folder: str = "") -> Table[RunFailures]:
+def _failures_table(cell: Cell, record_folder: str = "") -> Table[list[Failure]]:
     """Return the runs that failed by themselves, with links to their records and logs.
 
     Failures that are alike are one line. The runs that such a run ended, because they shared its
@@ -114,22 +92,25 @@ def _failures_table(cell: Cell, record_folder: str = "") -> Table[RunFailures]:
             continue
         groups.setdefault((failure.arm, failure.outcome, str(failure.detail)), []).append(failure)
 
-    def record(failures: RunFailures) -> str:
-        return f"{record_folder}runs/{failures.first.run}.json"
+    def names(runs: list[Failure]) -> str:
+        return f"{runs[0].run} and {len(runs) - 1} more" if len(runs) > 1 else runs[0].run
 
-    def log(failures: RunFailures) -> str:
-        path = failures.first.log
-        return f"{record_folder}{path}" if path else ""
+    def log(runs: list[Failure]) -> str:
+        return f"{record_folder}{runs[0].log}" if runs[0].log else ""
 
-    columns: tuple[Column[RunFailures], ...] = (
-        Column("arm", lambda failures: failures.arm, numeric=False),
-        Column("run", lambda failures: failures.names, numeric=False, link=record),
-        Column("outcome", lambda failures: failures.first.outcome, numeric=False),
-        Column("detail", lambda failures: failures.first.detail, str, numeric=False),
-        Column("log", lambda failures: failures.first.log, numeric=False, link=log),
+    columns: tuple[Column[list[Failure]], ...] = (
+        Column("arm", lambda runs: runs[0].arm, numeric=False),
+        Column(
+            "run",
+            names,
+            numeric=False,
+            link=lambda runs: f"{record_folder}runs/{runs[0].run}.json",
+        ),
+        Column("outcome", lambda runs: runs[0].outcome, numeric=False),
+        Column("detail", lambda runs: runs[0].detail, str, numeric=False),
+        Column("log", lambda runs: runs[0].log, numeric=False, link=log),
     )
-    lines = tuple(RunFailures(arm, tuple(runs)) for (arm, *_), runs in groups.items())
-    return Table(columns, lines, (_lost_text(lost),) if lost else ())
+    return Table(columns, tuple(groups.values()), (_lost_text(lost),) if lost else ())
 
 
 def _lost_text(runs: Sequence[str]) -> str:

@@ -59,22 +59,17 @@ class ArmPicks:
     evidence: Mapping[str, EvidenceNote]
 
 
-@dataclass(frozen=True)
-class ClipRecords:
-    """Every arm's picks, by clip and then by arm, in the order of the records."""
-
-    clips: Mapping[str, Mapping[str, ArmPicks]]
-
-    def facts(self, clip: str) -> VideoNote:
-        """Return the facts of a clip that are equal for all arms: frames, keyframes, seconds."""
-        return next(iter(self.clips[clip].values())).notes
+# Every arm's picks, by clip and then by arm, in the order of the records.
+Clips = Mapping[str, Mapping[str, ArmPicks]]
 
 
-def clip_records(cell: Cell, records: Sequence[Record]) -> ClipRecords | None:
-    """Return the picks of every arm except the control, from the arm's first successful run.
+def _facts(clips: Clips, clip: str) -> VideoNote:
+    """Return the facts of a clip that are equal for all arms: frames, keyframes, seconds."""
+    return next(iter(clips[clip].values())).notes
 
-    None if no record has picks.
-    """
+
+def clip_records(cell: Cell, records: Sequence[Record]) -> Clips:
+    """Return the picks of every arm except the control, from the arm's first successful run."""
     by_clip: dict[str, dict[str, ArmPicks]] = {}
     arms = cell.real_arms
     for record in records:
@@ -86,20 +81,18 @@ def clip_records(cell: Cell, records: Sequence[Record]) -> ClipRecords | None:
                     case.known_notes.get("evidence", {}),
                 )
                 by_clip.setdefault(case.case, {}).setdefault(record.arm, picks)
-    return ClipRecords(by_clip) if by_clip else None
+    return by_clip
 
 
-def decode_times_table(cell: Cell, records: Sequence[Record]) -> Table[Row] | None:
+def decode_times_table(cell: Cell, records: Sequence[Record]) -> Table[Row]:
     """Return every arm's decode time by clip, with the published time beside it."""
     clips = clip_records(cell, records)
-    if clips is None:
-        return None
-    rows = [r for r in cell.rows if r.metric == "decode_ms" and r.case in clips.clips]
+    rows = [r for r in cell.rows if r.metric == "decode_ms" and r.case in clips]
     published = {row.case: row.arms for row in cell.published_rows}
     columns = [
         Column[Row]("clip", lambda row: row.case, numeric=False),
-        Column("frames", lambda row: clips.facts(row.case)["frames"], "{:,}".format),
-        Column("keyframes", lambda row: clips.facts(row.case)["keyframes"], "{:,}".format),
+        Column("frames", lambda row: _facts(clips, row.case)["frames"], "{:,}".format),
+        Column("keyframes", lambda row: _facts(clips, row.case)["keyframes"], "{:,}".format),
     ]
     for arm in cell.real_arms:
         columns.append(Column(f"{arm} (ms)", partial(Row.median, arm=arm), value_text))
@@ -125,14 +118,12 @@ def _throughput_notes(cell: Cell) -> Iterator[str]:
         yield f"Requests per second of a job that decodes several clips at a time: {rates}."
 
 
-def clip_work_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndArm] | None:
+def clip_work_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndArm]:
     """Return the demuxer's and decoder's counts per request, by clip and arm.
 
     The table also has the distances from the requested frames to the picked frames.
     """
     clips = clip_records(cell, records)
-    if clips is None:
-        return None
     columns = [
         Column[ClipAndArm]("clip", lambda key: key[0], numeric=False),
         Column("arm", lambda key: key[1], numeric=False),
@@ -142,9 +133,7 @@ def clip_work_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndArm] 
         _notes_column(clips, "distance_ms", "mean (ms)", value_text),
         _notes_column(clips, "most_ms", "at most (ms)", value_text),
     ]
-    lines = [
-        (clip, arm) for clip, arms in clips.clips.items() for arm in cell.real_arms if arm in arms
-    ]
+    lines = [(clip, arm) for clip, arms in clips.items() for arm in cell.real_arms if arm in arms]
     note = (
         "Per request, counted at the demuxer and the decoder; OpenCV does not report its packets. "
         "Distance: from a picked frame to the requested one."
@@ -153,10 +142,10 @@ def clip_work_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndArm] 
 
 
 def _notes_column(
-    clips: ClipRecords, key: str, heading: str, formatter: Callable[[Any], str] = "{:,}".format
+    clips: Clips, key: str, heading: str, formatter: Callable[[Any], str] = "{:,}".format
 ) -> Column[ClipAndArm]:
     def value(line: ClipAndArm) -> object:
-        notes: Mapping[str, object] = clips.clips[line[0]][line[1]].notes
+        notes: Mapping[str, object] = clips[line[0]][line[1]].notes
         return notes[key]
 
     return Column(heading, value, lambda value: "–" if value is None else formatter(value))
@@ -165,16 +154,12 @@ def _notes_column(
 def visible_events_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAndEvent] | None:
     """Return the share of planted events that every arm's picks show, by kind and clip."""
     clips = clip_records(cell, records)
-    if clips is None or not any(s.evidence for arms in clips.clips.values() for s in arms.values()):
+    kinds = [k for arms in clips.values() for picks in arms.values() for k in picks.evidence]
+    if not kinds:
         return None
-    kinds = dict.fromkeys(
-        [
-            *(k for arms in clips.clips.values() for s in arms.values() for k in s.evidence),
-            ALL_EVENTS,
-        ]
-    )
+    kinds = list(dict.fromkeys([*kinds, ALL_EVENTS]))
     lines = [("all rows", kind) for kind in kinds]
-    lines += [(clip, kind) for clip in clips.clips for kind in kinds]
+    lines += [(clip, kind) for clip in clips for kind in kinds]
     columns = [
         Column[ClipAndEvent]("clip", lambda line: line[0], numeric=False),
         Column("event", lambda line: line[1], numeric=False),
@@ -186,14 +171,14 @@ def visible_events_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAnd
     )
 
 
-def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str]:
+def _visible_share(clips: Clips, arm: str) -> Callable[[ClipAndEvent], str]:
     def value(line: ClipAndEvent) -> str:
         clip, kind = line
-        names = [clip] if clip in clips.clips else list(clips.clips)
+        names = [clip] if clip in clips else list(clips)
         counts = [
             counts
             for name in names
-            if (picks := clips.clips[name].get(arm)) is not None
+            if (picks := clips[name].get(arm)) is not None
             for key, counts in picks.evidence.items()
             if kind in (key, ALL_EVENTS)
         ]
@@ -206,14 +191,12 @@ def _visible_share(clips: ClipRecords, arm: str) -> Callable[[ClipAndEvent], str
     return value
 
 
-def answers_table(cell: Cell, records: Sequence[Record]) -> Table[str] | None:
+def answers_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
     """Return the number of questions that a model answered correctly from every arm's frames."""
     answers: dict[str, AnswersNote] = {}
     for record in records:
         if record.ok and "answers" in record.known_notes:
             answers.setdefault(record.arm, record.known_notes["answers"])
-    if not answers:
-        return None
 
     def share(arm: str) -> float:
         return float(answers[arm]["right"] / max(1, answers[arm]["asked"]))
@@ -239,11 +222,11 @@ def keyframe_indices(facts: VideoNote) -> Iterator[int]:
         yield from (first + step * i for i in range(count))
 
 
-def picks_charts(cell: Cell, clips: ClipRecords) -> Iterator[tuple[str, Chart]]:
+def picks_charts(cell: Cell, clips: Clips) -> Iterator[tuple[str, Chart]]:
     """Yield a chart of keyframes and picked frames of the first few clips with known keyframes."""
-    known = [clip for clip in clips.clips if clips.facts(clip)["keyframe_places"] is not None]
+    known = [clip for clip in clips if _facts(clips, clip)["keyframe_places"] is not None]
     for clip in known[:MAX_DRAWN_CLIPS]:
-        facts, arms = clips.facts(clip), clips.clips[clip]
+        facts, arms = _facts(clips, clip), clips[clip]
         rows = [arm for arm in cell.real_arms if arm in arms]
         end = float(facts["seconds"]) or 1.0
         chart = Chart(
@@ -280,7 +263,7 @@ def picked_frames_section(report: CellSource) -> Parts:
     clips = clip_records(report.cell, report.records)
     charts = [
         ChartPart(chart, f"{clip}; the number of copies of frames that are picked more than once")
-        for clip, chart in (picks_charts(report.cell, clips) if clips is not None else ())
+        for clip, chart in picks_charts(report.cell, clips)
     ]
     picture = PictureFile(report.cell.stem("picks"), "Picked frames", charts)
     return [*charts, picture] if charts else []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from planted_cells import planted_cell, section_table
+from planted_cells import caveats, planted_cell, section_table
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
@@ -18,7 +18,6 @@ from labkit.analysis.findings import verdict_sentences as verdict_sentences_modu
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.terminal_report import print_cell
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.statistics.power import (
     alpha_share,
     blocks_needed,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from planted_cells import caveats, compare_studies
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import (
@@ -19,10 +20,8 @@ from labkit.analysis.comparison.machine_or_arm_stalls import (
 )
 from labkit.analysis.comparison.verdict import Verdict
 from labkit.analysis.number_format import p_text
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.studies.study_comparison import compare_studies
 from labkit.records import Arm
 
 BLOCKS = 10

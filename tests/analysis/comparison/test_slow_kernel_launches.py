@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from planted_cells import compare_studies
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
@@ -14,7 +15,6 @@ from labkit.analysis.findings.verdict_sentences import as_measured_text, verdict
 from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.studies.study_comparison import compare_studies
 
 ARM = "seq_map"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_cells import compare_studies
 
 from labkit.analysis import analyse_cell, load
 from labkit.analysis.comparison.cell_analysis import analyse
@@ -16,7 +17,6 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render
 from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_comparison import compare_studies
 from labkit.analysis.tables.results_table import results_table
 
 

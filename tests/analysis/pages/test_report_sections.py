@@ -12,11 +12,10 @@ from labkit.analysis.document.report_parts import RowCharts
 from labkit.analysis.findings.verdict_sentences import control_sentence, verdict_sentences
 from labkit.analysis.model.result_row import row_name
 from labkit.analysis.pages.cell_report_content import CellReport
-from labkit.analysis.pages.report_sections import HTML_CHAPTERS
+from labkit.analysis.pages.report_sections import HTML_CHAPTERS, sensitivity_table
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.tables.kernel_launch_tables import launch_work_section
-from labkit.analysis.tables.sensitivity_table import sensitivity_table
 
 CASES = "decode, 64 reqs, ctx 128", "prefill, 8 × 512"
 METRICS = "dispatch_us", "single_dispatch_us"
@@ -92,5 +91,5 @@ def test_the_work_of_a_launch_is_that_of_a_named_row(make_cell):
         return replace(with_second_metric(record), notes=notes)
 
     report = CellReport(analyse(make_cell(change=with_hardware)))
-    sentences, _ = launch_work_section.parts(report)
+    (sentences,) = launch_work_section.parts(report)
     assert all(map(str.startswith, sentences.lines, NAMES)) and len(sentences.lines) == 5

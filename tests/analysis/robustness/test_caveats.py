@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_cells import caveats
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness import sensitivity_analysis
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks, memory_wait_share
 from labkit.analysis.robustness.sensitivity_analysis import probe_correlations, sensitivity_results
 from labkit.records import Record, publish_arm, read_arm

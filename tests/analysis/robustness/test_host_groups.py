@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_cells import caveats, compare_studies
 
 from labkit.analysis import exit_code, write_study
 from labkit.analysis.comparison.observations import MetricRow
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.robustness.host_groups import (
     HostEffects,
-    HostGroup,
     host_groups,
     machine_name,
     on_same_machine,
@@ -21,7 +20,7 @@ from labkit.analysis.robustness.host_groups import (
 from labkit.analysis.robustness.isolation_agreement import isolation_agreements
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_comparison import StudiesNotComparable, compare_studies
+from labkit.analysis.studies.study_comparison import StudiesNotComparable
 from labkit.experiment.permuted_blocks import schedule
 from labkit.records import PROCESSES_SUFFIX, CellSession, session_path
 
@@ -187,8 +186,8 @@ def test_cells_without_runs_join_the_first_machine(make_cell):
     ran = only_analysis(make_cell("ran/cell"))
     empty = only_analysis(make_cell("empty/cell", change=lambda record: None))
     for analyses in ([empty, ran], [ran, empty]):
-        (group,) = host_groups(list(map(machine_name, analyses)))
-        assert group == HostGroup("host abc, test, 2 cores, Linux", (0, 1))
+        groups = host_groups(list(map(machine_name, analyses)))
+        assert groups == {"host abc, test, 2 cores, Linux": [0, 1]}
     assert on_same_machine(empty, ran)
 
 

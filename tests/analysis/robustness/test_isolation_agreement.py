@@ -191,8 +191,9 @@ def test_too_few_blocks_neither_agree_nor_disagree(make_cell):
 
 
 def test_both_cells_reports_have_the_agreement_and_no_isolation_caveat(make_cell):
+    from planted_cells import caveats
+
     from labkit.analysis import write_study
-    from labkit.analysis.robustness.caveats import caveats
 
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     alone = analyse(turns)

@@ -84,7 +84,7 @@ def test_the_interval_inverts_the_test(blocks, runs, with_probe, seed):
     def change(shift):
         return effect_change(old, effect(seed + 9, blocks, runs, with_probe, 2 - shift, 0.5))
 
-    low, high = breakpoints(change(0).null_distribution, change(0)).interval(0.05)
+    low, high = breakpoints(change(0).null_distribution, change(0).label_correlation).interval(0.05)
     assert low < change(0).estimate < high
     tiny = 1e-6 * (high - low)
     for shift, inside in (

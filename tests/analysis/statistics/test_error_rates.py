@@ -53,7 +53,9 @@ def our_p(repeats):
 def our_interval(repeats, alpha=0.05):
     base, arm = run_values(repeats)
     labels = relabellings(*base.shape)
-    return breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels).interval(alpha)
+    return breakpoints(
+        labels.mean_differences(pool_by_block(base, arm)), labels.label_correlation
+    ).interval(alpha)
 
 
 def pooled_t(studies):
@@ -130,7 +132,9 @@ def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
         claimed = 0
         for _ in range(studies):
             base, arm = run_values(study(rng, "clean", effect=effect))
-            points = breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels)
+            points = breakpoints(
+                labels.mean_differences(pool_by_block(base, arm)), labels.label_correlation
+            )
             claimed += equivalence_test(points, 2.0, 0.05).p <= 0.05
         return claimed / studies
 
@@ -200,7 +204,7 @@ def test_equal_studies_are_rarely_called_different(kind):
         moved = estimate_effect(new[0], new[1] + 0.03, None)
         false += effect_change(before, after).p <= 0.05
         change = effect_change(before, moved)
-        low, high = breakpoints(change.null_distribution, change).interval(0.05)
+        low, high = breakpoints(change.null_distribution, change.label_correlation).interval(0.05)
         covered += low <= 0.03 <= high
         runs.append([old[1].ravel(), new[1].ravel()])
     assert false / studies <= 0.07 and covered / studies >= 0.93

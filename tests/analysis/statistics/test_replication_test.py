@@ -35,7 +35,9 @@ def study(effect, noise=0.004, blocks=7, seed=0):
     values = np.random.default_rng(seed).normal(0.0, noise, (2, blocks, 1))
     values[1] += effect
     one = estimate_effect(values[0], values[1], None)
-    return one, breakpoints(one.null_distribution, relabellings(blocks, 1)).interval(ALPHA)
+    return one, breakpoints(
+        one.null_distribution, relabellings(blocks, 1).label_correlation
+    ).interval(ALPHA)
 
 
 def row(author, reader, **noise):

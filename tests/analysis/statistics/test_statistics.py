@@ -3,7 +3,6 @@
 import doctest
 import tracemalloc
 from itertools import combinations, product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,7 +138,10 @@ def test_ties_do_not_depend_on_rounding(seed):
     baseline, arm = rng(seed).integers(0, 4, (2, 4, 2)).astype(float)
     labels = relabellings(4, 2)
     whole, tenths = (
-        breakpoints(labels.mean_differences(pool_by_block(x * baseline, x * (arm + 1))), labels)
+        breakpoints(
+            labels.mean_differences(pool_by_block(x * baseline, x * (arm + 1))),
+            labels.label_correlation,
+        )
         for x in (1.0, 0.1)
     )
     assert permutation_test(0.1 * baseline, 0.1 * (arm + 1)) == permutation_test(baseline, arm + 1)
@@ -151,7 +153,9 @@ def test_ties_do_not_depend_on_rounding(seed):
 def test_a_shift_at_which_every_relabelling_ties_is_not_rejected():
     same = np.full((4, 2), 0.5)  # whose sums are exact
     labels = relabellings(4, 2)
-    points = breakpoints(labels.mean_differences(pool_by_block(same, same)), labels)
+    points = breakpoints(
+        labels.mean_differences(pool_by_block(same, same)), labels.label_correlation
+    )
     assert points.p_greater(0.0) == points.p_less(0.0) == 1.0
     assert equivalence_test(points, 2.0, 0.05).p == pytest.approx(2 / 1296)
 
@@ -189,8 +193,8 @@ def test_a_limit_is_the_same_as_after_sorting():
 
 
 def test_a_relabelling_drawn_twice_that_equals_the_observed_one_counts_at_every_shift():
-    labels = SimpleNamespace(label_correlation=np.array([1.0, 1.0, 0.0, -1.0]), count=4)
-    points = breakpoints(np.array([3.0, 3.0, 1.0, -3.0]), labels)
+    correlation = np.array([1.0, 1.0, 0.0, -1.0])
+    points = breakpoints(np.array([3.0, 3.0, 1.0, -3.0]), correlation)
     assert (points.n_observed, list(points.shifts)) == (2, [2.0, 3.0])
     assert points.p_greater(-9.0) == points.p_less(9.0) == 0.5
     assert points.interval(0.99) is None and points.interval(1.0) == (2.0, 3.0)
@@ -199,7 +203,7 @@ def test_a_relabelling_drawn_twice_that_equals_the_observed_one_counts_at_every_
 def test_an_interval_s_rank_is_exact_whatever_the_rounding():
     """0.018 * 100,000 is just below 1,800 in floating point."""
     assert 0.018 * 100_000 < 1800
-    points = Breakpoints(np.arange(99_999.0), 1, 100_000)
+    points = Breakpoints(np.arange(99_999.0), 1)
     low, high = points.interval(0.018)
     assert (low, high) == (899.0, 99_998.0 - 899.0)
     assert 2 * points.p_greater(low) > 0.018 >= 2 * points.p_greater(low - 0.5)

@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from planted_cells import compare_studies
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.statistics.difference_in_differences import (
@@ -20,7 +21,7 @@ from labkit.analysis.statistics.difference_in_differences import (
 from labkit.analysis.statistics.effect_size import breakpoints
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_comparison import compare_studies, compare_with_first
+from labkit.analysis.studies.study_comparison import compare_with_first
 from labkit.compare import main
 from labkit.records import DIGESTS_FILE, publish_arm, read_arm
 
@@ -124,7 +125,7 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
     false, covered = 0, 0
     for _ in range(400):
         change = simulated_change(rng, sds, changed, follows)
-        limits = breakpoints(change.null_distribution, change).interval(0.05)
+        limits = breakpoints(change.null_distribution, change.label_correlation).interval(0.05)
         covered += limits is None or limits[0] <= changed <= limits[1]
         false += changed == 0 and change.p <= 0.05
     assert covered / 400 >= 0.92
@@ -152,7 +153,9 @@ def test_noise_that_follows_the_probe_is_removed():
             both = [estimate_effect(v[0], v[1], (p[0], p[1]) if known else None)
                     for v, p in zip(values, probe, strict=True)]  # fmt: skip
             change = effect_change(*both)
-            low, high = breakpoints(change.null_distribution, change).interval(0.05)
+            low, high = breakpoints(change.null_distribution, change.label_correlation).interval(
+                0.05
+            )
             widths.append(high - low)
     assert np.median(with_probe) < 0.4 * np.median(without)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted_cells import compare_studies
 from rich.console import Console
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
@@ -22,11 +23,7 @@ from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, Verdict
 from labkit.analysis.pages.terminal_report import print_changes
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
 from labkit.analysis.statistics.effect_size import breakpoints, to_percent
-from labkit.analysis.studies.study_comparison import (
-    StudiesNotComparable,
-    compare_studies,
-    probe_shift_pct,
-)
+from labkit.analysis.studies.study_comparison import StudiesNotComparable, probe_shift_pct
 from labkit.records import Arm, CaseRecord, Metric, Record
 
 ROLES = {"base": "baseline", "arm": "arm", "control": "control"}
@@ -122,7 +119,7 @@ def effect_change_of(old, new, case="a", probes_used=(False, False)):
 
 
 def interval_pct(change, alpha):
-    limits = breakpoints(change.null_distribution, change).interval(alpha)
+    limits = breakpoints(change.null_distribution, change.label_correlation).interval(alpha)
     return tuple(map(to_percent, limits))
 
 

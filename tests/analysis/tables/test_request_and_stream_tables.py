@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from planted_cells import planted_cell, section_table
+from planted_cells import caveats, planted_cell, section_table
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.robustness.caveats import caveats
 from labkit.analysis.tables.request_and_stream_tables import request_outcomes_section
 from labkit.records import CaseRecord, Record
 

@@ -10,13 +10,13 @@ from itertools import count
 
 import numpy as np
 import pytest
+from planted_cells import caveats
 from stub_server import Stub
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.verdict_sentences import summary_verdict
-from labkit.analysis.robustness.caveats import caveats
 from labkit.config import Engine, OpenAIServer, Workload
 from labkit.engine import openai
 from labkit.experiment.worker.run_failures import failure_of

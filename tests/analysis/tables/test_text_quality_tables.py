@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from planted_cells import planted_cell
 
-from labkit.analysis.charts.speed_and_quality_chart import speed_quality_chart
 from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.statistics.text_window_intervals import Interval
+from labkit.analysis.tables.text_quality_tables import speed_quality_chart
 
 
 def cell(speeds, qualities):
