@@ -1,12 +1,14 @@
 """The cell composer: arms and their overrides, errors in one line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from labkit.config import ConfigError, DType
-from labkit.experiment.compose.cell_composer import to_cell
+from labkit.config import ConfigError, DType, Model, extras
+from labkit.experiment.compose.cell_composer import obstacles, to_cell
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):
@@ -70,6 +72,20 @@ def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypat
     with pytest.raises(ConfigError, match=r"^arm x: engine\.mlx\.tf32 .* leave it null"):
         composed("+ablation.arms.x={engine.mlx.tf32:false}")
     composed("+ablation.arms.x={engine.mlx.bfs_max_width:4}")
+
+
+def test_packages_are_asked_for_before_a_model_is_read(composed, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    needed = r"^arm base: workload=chat: not installed: mlx, .* 'mlx-labkit\[mlx\]'$"
+    for model in (["model=smollm2"], ["model=local", "model.path=org/name"]):
+        with pytest.raises(ConfigError, match=needed):
+            composed(*model)
+
+
+def test_what_a_model_is_read_for_is_not_checked_without_it(composed):
+    arm = composed("ablation=none").experiments["base"]
+    (error,) = obstacles(replace(arm, model=Model(name="local", path="/gone")))
+    assert str(error).startswith("model.path=/gone: no such directory")
 
 
 def test_an_arm_may_set_a_dtype(composed):
