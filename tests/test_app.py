@@ -94,6 +94,7 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["+ablation.arms.x={model.name:1_0}", "plan=true"], "quotes: model.name:'1_0'"),
         (["workload.prompts.listed=[{prompt: 12_000 }]"], "write it in quotes: prompt:'12_000'"),
         (["seed=1,1", "-m"], "seed=1: the command has this cell twice"),
+        (["design.timeout_s=60,90", "-m"], "design.timeout_s: cells must differ in another option"),
         (["ablation.question='a?','a!'", "-m"], "two cells would have this folder"),
         (["plan=maybe"], "must be true or false"),
         (["model=/some/folder"], "set model=local model.path=/some/folder"),
@@ -111,6 +112,17 @@ def run_app(tmp_path, monkeypatch, capfd):
 )
 def test_an_error_is_one_line_with_exit_code_2_and_no_files(tmp_path, run_app, words, message):
     assert_one_line(tmp_path, message, *run_app(*words))
+
+
+def test_a_mistake_that_only_the_prompts_show_is_found_before_any_cell_runs(
+    tmp_path, run_app, monkeypatch
+):
+    """As in the second of two cells; the first had its two minutes, and nothing was reported."""
+    monkeypatch.setattr(StudyRunner, "run", lambda *arguments: pytest.fail("a cell runs"))
+    code, out, err = run_app("workload=ragged,chat", "engine.budget.blocks=10", "out=x", "-m")
+    assert (code, out) == (2, "") and not (tmp_path / "x").exists()
+    *_, line = err.splitlines()
+    assert re.match(r"labkit: engine\.budget\.blocks=10 is too small: request .* KV blocks", line)
 
 
 SERVER = ["engine=openai", "engine.server.preset=other"]

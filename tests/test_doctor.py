@@ -27,10 +27,12 @@ from labkit.doctor import (
     noise_pilots,
     terminal_screen,
 )
+from labkit.engine.user_classes import UserClassError
 from labkit.experiment import Interrupted
 from labkit.experiment.schedule import doctor_noise_cache
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.machine import worker_environment
+from labkit.machine.cache_dir import CacheError
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 from labkit.machine.facts.wired_advice import WiredAdvice
@@ -486,6 +488,19 @@ def test_a_failed_measurement_is_one_line_and_exit_code_1(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "measure", fail)
     assert doctor.main([]) == 1
     assert "labkit.doctor: the measuring process failed: boom" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [CacheError("LABKIT_CACHE=/x: cannot be written"), UserClassError("it failed", "a:B")]
+)
+def test_a_cache_or_a_class_that_fails_is_one_line_and_exit_code_2(monkeypatch, capsys, error):
+    def fail(on_step):
+        raise error
+
+    monkeypatch.setattr(doctor, "measure", fail)
+    assert doctor.main([]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"labkit.doctor: {error}"
 
 
 def test_a_running_study_is_not_disturbed(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The runner of a study: each cell runs and is analysed once."""
 
 import dataclasses
+import hashlib
 import math
 import random
 import tempfile
@@ -71,6 +72,20 @@ def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
     report = (study.out / "report.md").read_text()
     assert all(f"| {cell.name} | On this machine" in report for cell in cells)
     assert capsys.readouterr().out.count("On this machine other takes") == 10
+
+
+def test_what_is_prepared_before_the_first_cell_is_not_prepared_again(
+    analysed, tmp_path, monkeypatch, capsys
+):
+    prepared = []
+    monkeypatch.setattr("labkit.workload.prepare", prepared.append)
+    cells = [composed("one"), composed("two", alpha=0.04)]
+    study = StudyRunner(tmp_path / "study", cells, Planted())
+    study.prepare()
+    assert prepared == [cell.experiment for cell in cells] and not study.out.exists()
+    for cell in cells:
+        study.run(cell.name, study.out / cell.name)
+    assert len(prepared) == 2
 
 
 def test_reports_while_running_take_at_most_a_tenth_of_the_time(analysed, tmp_path, monkeypatch):
@@ -159,18 +174,14 @@ def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
 
 
 def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypatch, capsys):
-    """Arms of the command line were written out in the folder's name."""
+    """A word stood for an arm of the command line in the folder's name."""
     from labkit.cli import hydra_arguments, study_composer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     study_composer.register()
     words = ["+ablation.arms.other={engine.kv.block_size:32}", "design.blocks=2"]
     words += ["design.control=false", "design.isolation=process", f"out={tmp_path / 'study'}"]
-    command, written_out = (
-        hydra_arguments.parse(words),
-        "+ablation.arms.other=_engine.kv.block_size_32_",
-    )
-    written_out += ",design.control=false,design.isolation=process"
+    command = hydra_arguments.parse(words)
 
     launcher = Planted()
 
@@ -182,13 +193,15 @@ def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypa
         return cell
 
     (cell,) = study_composer.compose_cells(command)
-    assert cell.name.startswith("+other,design.control=false")
-    (tmp_path / "study" / written_out).mkdir(parents=True)
-    assert run().name == written_out
+    assert cell.name.startswith("+ablation.arms.other=_engine.kv.block_size_32_,design.control=")
+    digest = hashlib.sha256(",".join(sorted(cell.overrides)).encode()).hexdigest()[:8]
+    former = f"+other,design.control=false,design.isolation=process-{digest}"
+    (tmp_path / "study" / former).mkdir(parents=True)
+    assert run().name == former
     assert len(launcher.launched) == 4
-    assert run().name == written_out
+    assert run().name == former
     assert len(launcher.launched) == 4
-    assert [path.name for path in (tmp_path / "study").glob("*=*")] == [written_out]
+    assert [path.name for path in (tmp_path / "study").glob("*=*")] == [former]
     capsys.readouterr()
 
 

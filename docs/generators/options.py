@@ -15,11 +15,12 @@ HEAD = """\
 # Options
 
 Every option of a study, as `group.option=value` on the command line, in a file of `conf/` or in an
-arm. `python -m labkit --help` shows them with the values of a command, `--cfg job` their values
-alone. An option that is read only under certain choices of another one (column "read by") must be
-left at its default under the others. An option of `engine` that `engine=mlx_lm` or `engine=openai`
-does not have must be left at its default there; column "read by" names those that they have. A
-server (`python -m labkit.serve`) has `engine`, `model` and the options at the end of this page.
+arm. `python -m labkit --help all` shows them with the values of a command, `--cfg job` their
+values alone. An option that is read only under certain choices of another one (column "read by")
+must be left at its default under the others. An option of `engine` that `engine=mlx_lm` or
+`engine=openai` does not have must be left at its default there; column "read by" names those that
+they have. A server (`python -m labkit.serve`) has `engine`, `model` and the options at the end of
+this page.
 
 Column "default" is what an option is if nothing sets it. Files of `conf/` set others, such as
 `design=standard` (two minutes) and `workload=chat`, which every command has unless it chooses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -44,7 +45,9 @@ def run(command: Command, pictures: bool = True) -> int:
             study.refuse_changes()
             if launcher.is_local and not plan:
                 study.check_servers()
-        except ConfigError:
+                _check_creatable(out)
+                study.prepare()
+        except BaseException:
             if archive is not None:
                 shutil.rmtree(out)
             raise
@@ -267,10 +270,23 @@ def _create(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(
-            f"out={out}: the folder cannot be created ({reason}); choose another with out=DIR"
-        ) from None
+        raise _not_creatable(out, error.strerror or type(error).__name__) from None
+
+
+def _check_creatable(out: Path) -> None:
+    """Refuse a folder that :func:`_create` cannot create, before anything is prepared for it."""
+    path = out.absolute()
+    place = next(one for one in (path, *path.parents) if one.exists())
+    if not place.is_dir():
+        raise _not_creatable(out, os.strerror(errno.ENOTDIR))
+    if place != path and not os.access(place, os.W_OK):
+        raise _not_creatable(out, os.strerror(errno.EACCES))
+
+
+def _not_creatable(out: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"out={out}: the folder cannot be created ({reason}); choose another with out=DIR"
+    )
 
 
 def say(line: str) -> None:

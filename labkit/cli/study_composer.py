@@ -93,6 +93,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
         raise ConfigError(_same_name(max(names, key=names.count), composed))
+    _check_fixed_overrides(composed)
     return composed
 
 
@@ -112,6 +113,18 @@ def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
     return (
         f"{name}: two cells would have this folder, because their values differ only in characters "
         "that become _ in its name; rename a file or a value"
+    )
+
+
+def _check_fixed_overrides(cells: Sequence[ComposedCell]) -> None:
+    """Refuse cells that differ only in options that may change while a study is continued."""
+    from labkit.experiment.compose.cell_name import CHANGEABLE_KEYS, fixed_overrides
+
+    fixed = {tuple(fixed_overrides(cell.overrides)) for cell in cells}
+    require(
+        len(fixed) == len(cells),
+        f"{', '.join(CHANGEABLE_KEYS)}: cells must differ in another option, because these may "
+        "change while a study is continued; set one value",
     )
 
 

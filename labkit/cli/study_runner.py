@@ -52,6 +52,7 @@ class StudyRunner:
         self.out = out
         self._composed = {cell.name: cell for cell in composed}
         self._launcher, self._history = launcher, LaunchHistory()
+        self._prepared: set[str] = set()  # names of cells
         self._analysis_cache: AnalysisCache | None = None
         self.is_first_process = True
         self._report_due = 0.0
@@ -61,6 +62,7 @@ class StudyRunner:
         return {
             **self.__dict__,
             "_composed": {},
+            "_prepared": set(),
             "_analysis_cache": None,
             "is_first_process": False,
         }
@@ -90,6 +92,24 @@ class StudyRunner:
                     except ConfigError as error:
                         raise ConfigError(f"arm {name}: {error}") from None
 
+    def prepare(self) -> None:
+        """Build or read what the runs of all cells need: models and prompts, into the cache.
+
+        So a mistake that only these show (a request that does not fit into the KV pool) is found
+        before anything is written to the study's folder.
+
+        Raises
+        ------
+        ConfigError
+            An arm cannot serve its workload. The message is one line.
+        """
+        cells = self._composed.values()
+        _prepare(
+            (experiment for cell in cells for experiment in cell.experiments.values()),
+            progress_display.create_progress(sys.stderr),
+        )
+        self._prepared |= self._composed.keys()
+
     def run(
         self, name: str, folder: Path, compose: Callable[[], ComposedCell] | None = None
     ) -> None:
@@ -114,7 +134,8 @@ class StudyRunner:
             else progress_display.PlainProgress(sys.stderr)
         )
         try:
-            _prepare(composed.experiments.values(), progress)
+            if name not in self._prepared:
+                _prepare(composed.experiments.values(), progress)
             redo = composed.experiment.redo is Redo.failed
             self._run(to_cells(composed, folder)[0], progress, redo)
             for confirming in to_cells(composed, folder)[1:]:  # whose runs follow the first cell's

@@ -11,7 +11,7 @@ from typing import Any
 from labkit.config.option import override_text, require
 
 SWEPT_GROUPS = ("engine", "model")  # options that arms may differ in and still do the same work
-MAX_ARM_NAME = 150
+MAX_NAME_BYTES = 150  # of an arm: files are named by it
 
 
 def check_sweep(sweep: Mapping[str, Any], place: str) -> None:
@@ -68,9 +68,10 @@ def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, A
     for values in itertools.product(*sweep.values()):
         overrides = dict(zip(sweep, values, strict=True))
         text = ",".join(f"{short[key]}={_value_name(value)}" for key, value in overrides.items())
-        if text in arms or len(text) > MAX_ARM_NAME:
+        if text in arms or len(text.encode()) > MAX_NAME_BYTES:
             digest = hashlib.sha256(repr(overrides).encode()).hexdigest()[:8]
-            text = f"{text[:MAX_ARM_NAME]}-{digest}"
+            kept = text.encode()[: MAX_NAME_BYTES - len(digest) - 1]
+            text = f"{kept.decode(errors='ignore')}-{digest}"
         arms[text] = overrides
     return arms
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from labkit.config.arm_sweep import check_sweep
+from labkit.config.arm_sweep import MAX_NAME_BYTES, check_sweep
 from labkit.config.design import Design
 from labkit.config.engine import EXTERNAL_ENGINES, PRESET_LAYOUTS, Engine
 from labkit.config.engine.attention import MLX_POOL_BACKENDS, Device
@@ -18,7 +18,6 @@ from labkit.config.workload import Workload
 from labkit.records.metric_registry import OUTPUTS, metric_names
 
 CONTROL = "control"
-MAX_NAME_BYTES = 150  # of an arm: files are named by it
 NAME_SIGNS = "_-.=,"  # in an arm's name; a swept arm is named order=a,threads=2
 YAML_KEYWORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 

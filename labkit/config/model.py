@@ -144,7 +144,7 @@ class Model(Group, place="model"):
     name: str = option("tiny", "Name in reports.")
     path: str | None = option(
         None,
-        "Directory that mlx_lm can load, or GGUF file.",
+        "Directory that mlx_lm can load, GGUF file, or hub id that is in the Hugging Face cache.",
         null_means="a model that is built or shipped in a package",
     )
     seed: int = option(0, "Seed of a built model's weights.")

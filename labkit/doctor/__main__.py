@@ -22,11 +22,13 @@ from labkit.doctor import engine_profile, noise_pilots, terminal_screen
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_launcher import MeasurementError, measure
 from labkit.doctor.memory_by_budget_policy import budget_ceilings
+from labkit.engine.user_classes import UserClassError
 from labkit.experiment import StudyError
 from labkit.experiment.schedule import doctor_noise_cache
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.machine import worker_environment
+from labkit.machine.cache_dir import CacheError
 from labkit.machine.facts import fingerprint, memory_capacity, wired_advice
 from labkit.machine.facts.best_effort import collect
 from labkit.machine.facts.operating_system_protocol import operating_system
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show_this_machine(console, options.fraction)
 
     parser = _parser()
-    refused = (config.ConfigError,)
+    refused = (config.ConfigError, CacheError, UserClassError)
     return parser.run(argv, body, refused=refused, failed=(MeasurementError, StudyError))
 
 

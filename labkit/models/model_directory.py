@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, PackagedFile, require
+from labkit.config.extras import require_packages
 from labkit.machine import cache_dir, file_digest
 from labkit.models import model_json, safetensors_header
 
@@ -49,6 +50,7 @@ def find_model(model_path: str) -> ModelDir:
     is_gguf = path.suffix.lower() == ".gguf"
     require(not is_gguf, f"{option}: no such file")
     require(bool(HUB_ID.fullmatch(model_path)), f"{option}: no such directory or GGUF file")
+    require_packages(("huggingface_hub",), "mlx", option)
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model_path, "config.json")
@@ -66,6 +68,7 @@ def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
     ``digest``: the file's hex digest, part of the directory's name. The other parameters are those
     of ``inspect``.
     """
+    require_packages(("tokenizers",), "mlx", option)
     from labkit.models.gguf import GGUFError
     from labkit.models.gguf.gguf_to_mlx_lm import convert
 
@@ -118,6 +121,7 @@ def find_weights(path: Path, where: str) -> list[Path]:
 def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
     if isinstance(config.get("vocab_size"), int):
         return int(config["vocab_size"])
+    require_packages(("tokenizers",), "mlx", option)
     from labkit.models import tokenizer
 
     return tokenizer.load(path).vocab_size
@@ -152,9 +156,10 @@ def from_package(packaged: PackagedFile, *, name: str) -> ModelDir:
     model is in the cache, the package is no longer needed. Raises ``ConfigError`` if the package is
     not installed, or its file's SHA-256 is not ``packaged.sha256``. The message is one line.
     """
+    option = f"model={name}"
+    require_packages(("tokenizers",), "mlx", option)
     from labkit.models.gguf.gguf_to_mlx_lm import converted_path
 
-    option = f"model={name}"
     model_dir = converted_path(digest=packaged.sha256, name=name)
     if cache_dir.has_directory(model_dir):
         return inspect(model_dir, name=name, option=f"{option} ({model_dir})")

@@ -75,7 +75,9 @@ class AuthorsStudy:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    from labkit.engine.user_classes import UserClassError
     from labkit.experiment import StudyError
+    from labkit.machine.cache_dir import CacheError
 
     parser = Program(
         prog=PROG,
@@ -92,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--versions", choices=(OURS, THEIRS), default=OURS, help=versions)
     trusted = "run the classes, commands, packages and servers that the author's arms name"
     parser.add_argument("--trust", action="store_true", help=trusted)
-    return parser.run(argv, _run, refused=(ConfigError, RecordError), failed=(StudyError,))
+    refused = (ConfigError, RecordError, CacheError, UserClassError)
+    return parser.run(argv, _run, refused=refused, failed=(StudyError,))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -284,6 +287,7 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
     composed = [cell.composed(reader, time_s) for cell in study.cells]
     runner, changes = StudyRunner(study.out, composed), study.changes(reader)
     runner.refuse_changes()
+    runner.prepare()
     study.out.mkdir(parents=True, exist_ok=True)
     for cell in composed:
         runner.run(cell.name, study.out / cell.name)

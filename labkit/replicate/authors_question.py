@@ -310,15 +310,11 @@ def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
 
 def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
     """Yield a line for each reason why an arm of a cell cannot run on this machine."""
-    from labkit.models import resolve
-
     arms: dict[str, list[str]] = {}
     for arm in cell.tested:
         found: list[object] = []
         try:
             experiment = cell.experiment(arm, reader, TIME_S)
-            if experiment.model.shape is None:
-                resolve(experiment.model)
             found += obstacles(experiment)
             found += () if found else _server_and_memory(experiment)
         except ConfigError as error:

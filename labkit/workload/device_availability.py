@@ -21,7 +21,7 @@ def queued(attention: Attention) -> bool:
 
 def check(experiment: Experiment) -> None:
     """Raise ``ConfigError`` if this machine lacks the arm's device, a compiler or packages."""
-    _check_packages(experiment)
+    check_packages(experiment)
     device, mlx_device = experiment.engine.attention.device, mlx_gpu()
     if device is Device.metal:
         require(
@@ -52,8 +52,8 @@ def check(experiment: Experiment) -> None:
             raise ConfigError(f"engine.attention.{error}") from None
 
 
-def _check_packages(experiment: Experiment) -> None:
-    """Check that MLX and the readers of models are installed, if the arm imports them."""
+def check_packages(experiment: Experiment) -> None:
+    """Raise ``ConfigError`` if MLX or a reader of models is not installed, but the arm needs it."""
     attention, workload = experiment.engine.attention, experiment.workload
     on_mlx = attention.device is not Device.cpu or attention.backend in MLX_BACKENDS
     if workload.kind != "video" and (on_mlx or not workload.times_kernels):

@@ -19,6 +19,7 @@ from labkit.config import ConfigError, Isolation
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import blocks_per_cell, cell_runner, rounds_per_block
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
+from labkit.experiment.schedule.cell_manifest import refuse_changes
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.time_allocation import CasePilot, CellPilot
 from labkit.records import CaseRecord, Metric, read_cell, read_runs
@@ -283,6 +284,16 @@ def test_a_continued_study_has_the_estimates_of_the_interrupted_one(make):
     assert row.comparison("seq_map").verdict == "estimate_only"
     (tested,) = cell_summary(analysis).tested
     assert "heavy" not in dict(tested.names)  # nor is it in the study's family
+
+
+def test_typed_blocks_have_no_look_when_the_same_command_omits_them(make):
+    cell = replace(make(), blocks_from_time=False)
+    typed = replace(cell, design=replace(cell.design, blocks=12))
+    run(typed, Piloted())
+    assert read_cell(typed.dir)["design"]["looks"] == []
+    later = with_allocation(make())
+    refuse_changes(later)
+    assert (later.design.blocks, later.design.looks) == (12, [])
 
 
 def test_another_time_is_another_study(make):

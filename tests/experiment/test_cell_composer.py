@@ -1,12 +1,14 @@
 """The cell composer: arms and their overrides, errors in one line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from labkit.config import ConfigError, DType
-from labkit.experiment.compose.cell_composer import to_cell
+from labkit.config import ConfigError, DType, Model, extras
+from labkit.experiment.compose.cell_composer import obstacles, to_cell
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
+from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):
@@ -70,6 +72,20 @@ def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypat
     with pytest.raises(ConfigError, match=r"^arm x: engine\.mlx\.tf32 .* leave it null"):
         composed("+ablation.arms.x={engine.mlx.tf32:false}")
     composed("+ablation.arms.x={engine.mlx.bfs_max_width:4}")
+
+
+def test_packages_are_asked_for_before_a_model_is_read(composed, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    needed = r"^arm base: workload=chat: not installed: mlx, .* 'mlx-labkit\[mlx\]'$"
+    for model in (["model=smollm2"], ["model=local", "model.path=org/name"]):
+        with pytest.raises(ConfigError, match=needed):
+            composed(*model)
+
+
+def test_what_a_model_is_read_for_is_not_checked_without_it(composed):
+    arm = composed("ablation=none").experiments["base"]
+    (error,) = obstacles(replace(arm, model=Model(name="local", path="/gone")))
+    assert str(error).startswith("model.path=/gone: no such directory")
 
 
 def test_an_arm_may_set_a_dtype(composed):
@@ -147,3 +163,37 @@ def test_blocks_that_are_added_serve_as_many_requests_as_the_first_ones(composed
     (tmp_path / "allocation.json").write_text(json.dumps({**found, "pilot": None}))
     added = with_allocation(to_cell(cell, tmp_path))
     assert (added.units, added.design.blocks) == (34, 20)
+
+
+def looks_of(cell):
+    return [(look.blocks, look.alpha) for look in cell.design.looks]
+
+
+@pytest.mark.parametrize(
+    "workload", [["workload=kernel_decode"], ["workload=chat", "workload.num_requests=null"]]
+)
+def test_blocks_that_are_added_move_the_last_look_that_followed_from_the_time(
+    composed, tmp_path, workload
+):
+    def cell(*more):
+        return with_allocation(to_cell(composed("ablation=none", *workload, *more), tmp_path))
+
+    looks = [{"blocks": 15, "alpha": 0.01}, {"blocks": 24, "alpha": 0.04}]
+    found = {"time_s": 120, "blocks": 24, "looks": looks, "seconds": 99, "cases": []}
+    (tmp_path / "allocation.json").write_text(json.dumps({**found, "pilot": None}))
+    write_manifest(cell(), 15)
+    assert looks_of(cell()) == [(15, 0.01), (24, 0.04)]
+    for blocks in (40, 48):
+        added = cell(f"design.blocks={blocks}")
+        refuse_changes(added)
+        assert looks_of(added) == [(15, 0.01), (blocks, 0.04)]
+        write_manifest(added, blocks)
+    with pytest.raises(ConfigError, match=r"blocks was 48, now 24: blocks can only be added"):
+        refuse_changes(cell())
+
+
+def test_the_last_look_of_a_sequential_design_follows_its_blocks(composed, tmp_path):
+    early = [(8, 0.01), (12, 0.01), (20, 0.01)]
+    for more, blocks in (((), 30), (("design.blocks=40",), 40)):
+        cell = to_cell(composed("ablation=seq_map", "design=sequential", *more), tmp_path)
+        assert looks_of(cell) == [*early, (blocks, 0.02)]

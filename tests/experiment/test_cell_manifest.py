@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from planted_runs import PlantedRuns
 
+from labkit.analysis import write_cell
 from labkit.config import ConfigError, PlannedLook
+from labkit.experiment.cell import ALLOCATION
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.records import DIGESTS_FILE, RecordError, check_digests, read_cell
+from labkit.records import DIGESTS_FILE, RecordError, check_digests, read_cell, write_json
 
 
 def edit(path, **changes):
@@ -129,6 +131,29 @@ def test_a_cell_whose_manifest_was_lost_is_not_continued(make_cell):
         with pytest.raises(ConfigError, match=r"cell\.json was lost, .*; restore it from a copy"):
             run_cell(again, PlantedRuns())
     assert design.read_bytes() == before and not (cell.dir / "cell.json").exists()
-    for path in (*cell.paths.runs.glob("b01-*"), design):
+    for path in cell.paths.runs.glob("b01-*"):
         path.unlink()
+    with pytest.raises(ConfigError, match="was lost"):
+        refuse_changes(cell)
+    (cell.dir / ALLOCATION).touch()
     refuse_changes(cell)  # killed before it was written, after a first block that was timed
+    (cell.dir / ALLOCATION).unlink()
+    design.unlink()
+    refuse_changes(cell)  # or before both
+
+
+def test_a_report_does_not_replace_a_lost_manifest(make_cell):
+    """What it infers from the runs would be taken for the declared design."""
+    cell = make_cell(blocks=2)
+    run_cell(cell, PlantedRuns())
+    (cell.dir / "cell.json").unlink()
+    for _ in range(2):
+        inferred = write_cell(cell.dir)
+        assert inferred["design"]["declared"] is False
+        assert not (cell.dir / "cell.json").exists()
+    (cell.dir / "design.json").unlink()  # a study of an earlier version, whose report wrote it
+    listed = (cell.dir / DIGESTS_FILE).read_text().splitlines(keepends=True)
+    (cell.dir / DIGESTS_FILE).write_text("".join(x for x in listed if "design.json" not in x))
+    write_json(cell.dir / "cell.json", inferred)
+    with pytest.raises(ConfigError, match=r"cell\.json was lost, .*; restore it from a copy"):
+        run_cell(cell, PlantedRuns())

@@ -1,13 +1,19 @@
 """Names of cell folders: readable, unique, and those of a study that exists already."""
 
-import re
+import hashlib
+import json
 
 import pytest
 
 from labkit.experiment.compose.cell_name import cell_name
 
 NUMPY = "+ablation.arms.numpy={engine.attention.backend:'mine.attention:OneByOne'}"
+NUMPY_NAME = "+ablation.arms.numpy=_engine.attention.backend__mine.attention_OneByOne__"
 CLAIM = "ablation.claims.engaged.numpy=[kernel.one_by_one]"
+
+
+def digest(overrides):
+    return hashlib.sha256(",".join(sorted(overrides)).encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,10 @@ CLAIM = "ablation.claims.engaged.numpy=[kernel.one_by_one]"
         (["seed=1", "design.timeout_s=9"], "design.timeout_s=9,seed=1"),
         (["model.path=/a b/c"], "model.path=_a_b_c"),
         (["~ablation.arms.base"], "~ablation.arms.base"),
-        (["workload.texts=данные/文本.txt"], "workload.texts=данные_文本.txt"),
+        (["workload.texts=д/文1.txt"], "workload.texts=___1.txt"),
+        (["ablation=seq_map", NUMPY], f"{NUMPY_NAME},ablation=seq_map"),
+        ([CLAIM], "ablation.claims.engaged.numpy=_kernel.one_by_one_"),
+        (["++ablation.sweep={engine.threads:[1,2]}", "seed=1"], "engine.threads=1,2,seed=1"),
     ],
 )
 def test_cell_folders_are_named_by_their_overrides(overrides, name):
@@ -37,10 +46,10 @@ def test_long_names_end_in_a_hash_and_stay_distinct():
     assert all(len(name.encode()) <= 120 for name in names)
 
 
-def test_a_study_with_an_earlier_name_without_its_letters_keeps_it(tmp_path):
-    (tmp_path / "model.path=__").mkdir()
-    assert cell_name(["model.path=да", f"out={tmp_path}"]) == "model.path=__"
-    assert cell_name(["model.path=дом", f"out={tmp_path}"]) == "model.path=дом"
+def test_a_study_with_letters_of_any_script_in_its_name_keeps_it(tmp_path):
+    (tmp_path / "model.path=да").mkdir()
+    assert cell_name(["model.path=да", f"out={tmp_path}"]) == "model.path=да"
+    assert cell_name(["model.path=дом", f"out={tmp_path}"]) == "model.path=___"
 
 
 @pytest.mark.parametrize(
@@ -55,10 +64,12 @@ def test_a_study_with_an_earlier_name_without_its_letters_keeps_it(tmp_path):
         ([CLAIM], "default"),
     ],
 )
-def test_an_arm_of_the_command_line_is_named_in_a_word(overrides, name):
-    named = cell_name([*overrides, "out=elsewhere"])
-    assert re.fullmatch(re.escape(name) + "-[0-9a-f]{8}", named)
-    assert cell_name(overrides[::-1]) == named
+def test_a_study_whose_name_has_a_word_for_an_arm_keeps_it(overrides, name, tmp_path):
+    begun = f"{name}-{digest(overrides)[:8]}"
+    (tmp_path / begun).mkdir()
+    for order in (1, -1):
+        assert cell_name([*overrides[::order], f"out='{tmp_path}'"]) == begun
+    assert cell_name([*overrides, "seed=2", f"out={tmp_path}"]) != begun
 
 
 def test_another_definition_of_an_arm_is_another_cell():
@@ -73,15 +84,6 @@ def test_a_long_name_with_arms_is_cut_and_stays_distinct():
     assert len(names) == 2 and all(len(name) == 120 for name in names)
 
 
-def test_a_study_that_has_the_cell_under_its_written_out_name_keeps_it(tmp_path):
-    overrides = ["ablation=none", "+ablation.arms.b={seed:1}"]
-    written_out = "+ablation.arms.b=_seed_1_,ablation=none"
-    assert cell_name([*overrides, f"out={tmp_path}"]).startswith("ablation=none+b-")
-    (tmp_path / written_out).mkdir()
-    assert cell_name([*overrides, f"out='{tmp_path}'"]) == written_out
-    assert cell_name([*overrides, "seed=2", f"out={tmp_path}"]) != written_out
-
-
 def test_a_cell_is_continued_with_an_option_that_may_change(tmp_path):
     """A longer time-out, or another host, began another cell."""
     overrides = ["workload=chat", "design.timeout_s=9", NUMPY, f"out={tmp_path}"]
@@ -90,6 +92,20 @@ def test_a_cell_is_continued_with_an_option_that_may_change(tmp_path):
     (tmp_path / begun).mkdir()
     assert cell_name(overrides) == begun
     assert cell_name(["workload=agent", *overrides[1:]]) != begun
+
+
+@pytest.mark.parametrize("more", [[], ["workload=chat", NUMPY]])
+def test_a_cell_is_continued_with_another_value_of_an_option_that_may_change(tmp_path, more):
+    """The folder's name holds the first value; what began the cell is in its manifest."""
+    began = [*more, "design.timeout_s=60"]
+    begun = cell_name([*began, f"out={tmp_path}"])
+    others = {f"{begun}~processes": began, "design.timeout_s=broken": None}
+    for name, overrides in {begun: began, **others}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cell.json").write_text(json.dumps({"overrides": overrides}))
+    for now in ([], ["design.timeout_s=900"], ["design.across_hosts=true", "design.blocks=9"]):
+        assert cell_name([*now, *more, f"out={tmp_path}"]) == begun
+    assert cell_name([*more, "seed=2", "design.timeout_s=60", f"out={tmp_path}"]) != begun
 
 
 def test_a_cell_from_before_its_experiment_swept_models_keeps_its_name(tmp_path):

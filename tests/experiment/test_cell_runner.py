@@ -325,6 +325,26 @@ def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, monk
     assert read_cell(make_cell().dir)["design"]["across_hosts"] is True
 
 
+def test_a_command_that_another_host_refuses_changes_nothing(make_cell, monkeypatch):
+    class OneFails(HostRuns):
+        def fields(self, run, cell):
+            failed = {} if run.block else {"outcome": "crashed", "detail": "planted"}
+            return {**super().fields(run, cell), **failed}
+
+    def files():
+        runs = (path for path in make_cell().paths.runs.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in (make_cell().dir / "cell.json", *runs)}
+
+    run_cell(make_cell(blocks=2), OneFails())
+    (make_cell().paths.pending / "b02-p00-base.json").touch()
+    before = files()
+    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    for blocks, redo in ((3, False), (2, True)):
+        with pytest.raises(StudyError, match="but this is host elsewhere"):
+            run_cell(make_cell(blocks=blocks), HostRuns(), redo_failed=redo)
+        assert files() == before
+
+
 def test_a_run_ended_by_a_cluster_s_signal_is_not_a_failed_run(make_cell, monkeypatch):
     """Slurm signals every process of a job: the worker may die before its parent hears of it."""
 

@@ -43,8 +43,8 @@ class Planted(PlantedRuns):
         return kernel_fields(100 * math.exp(log)) | {"outcome": self.outcome, "detail": detail}
 
 
-def run_cell(cell, *others, analysis=None):
-    return cell_runner.run_cell(cell, *others, analysis=analysis or AnalysisCache())
+def run_cell(cell, *others, analysis=None, **more):
+    return cell_runner.run_cell(cell, *others, analysis=analysis or AnalysisCache(), **more)
 
 
 @pytest.fixture
@@ -89,7 +89,8 @@ def test_a_study_that_a_look_has_ended_is_finished_on_every_host(make, monkeypat
 
     run_cell(make(), Here(0.1, 0.002))
     monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
-    assert run_cell(make(), Here(0.1, 0.002)).ran == 0
+    for redo in (False, True):
+        assert run_cell(make(), Here(0.1, 0.002), redo_failed=redo).ran == 0
     next(make().paths.runs.glob("b03-*.json")).unlink()
     with pytest.raises(StudyError, match="but this is host elsewhere"):
         run_cell(make(), Here(0.1, 0.002))

@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from labkit.cli import hydra_arguments, run_study, study_composer
-from labkit.config import ConfigError, arm_sweep
+from labkit.config import Ablation, ConfigError, arm_sweep
 from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
 from labkit.experiment.hydra.hydra_composer import Composer
 
@@ -176,6 +176,15 @@ def test_lists_are_swept_and_named_by_their_items():
     assert [arm.name for arm in cell.arms] == ["decode_sizes=4-16", "decode_sizes=8", "control"]
     arms = arm_sweep.swept_overrides({"engine.server.requirements": [[], ["vllm==0.31"]]})
     assert list(arms) == ["requirements=none", "requirements=vllm__0.31"]
+
+
+def test_a_name_that_no_file_may_have_is_cut_and_ends_in_a_hash():
+    for letter in "xд":
+        paths = [f"/{letter * 149}{end}" for end in "ab"]
+        names = list(arm_sweep.swept_overrides({"model.path": paths}))
+        assert len({*names}) == 2 and all(name.startswith(f"path={letter}") for name in names)
+        assert all(148 < len(name.encode()) <= 150 for name in names)
+        Ablation(arms={name: {} for name in names})
 
 
 def test_values_with_the_same_name_make_different_arms():

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
-from labkit.config import ConfigError, Model
+from labkit.config import ConfigError, Model, PackagedFile, extras
 from labkit.models import model_directory, model_json, resolve
 from labkit.models.safetensors_header import matrix_formats, read_header
 
@@ -296,3 +297,19 @@ def test_the_formats_of_a_model_s_matrices(model):
     assert matrix_formats(model) == formats
     write(model, "config.json", {**CONFIG, "quantization": 4})
     assert matrix_formats(model) == set()  # loading says what is wrong
+
+
+def test_a_package_that_reads_a_model_and_is_not_installed_is_named(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    write(model, "config.json", {**CONFIG, "vocab_size": None})
+    file = gguf_files.model(tmp_path / "m.gguf")
+    packaged = PackagedFile("some_package", "m.gguf", "0" * 64, "some-package")
+    for known, option, package in (
+        (Model(path=str(file)), f"model.path={file}", "tokenizers"),
+        (Model(path=str(model)), f"model.path={model}", "tokenizers"),
+        (Model(path="org/name"), "model.path=org/name", "huggingface_hub"),
+        (Model(packaged=packaged), "model=tiny", "tokenizers"),
+    ):
+        line = f"{option}: not installed: {package}; run: pip install 'mlx-labkit[mlx]'"
+        with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+            resolve(known)

@@ -24,7 +24,9 @@ from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 from labkit.cli import hydra_arguments, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import to_plain
+from labkit.engine.user_classes import UserClassError
 from labkit.experiment.compose.input_digests import input_digests
+from labkit.machine.cache_dir import CacheError
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate.__main__ import AuthorsStudy, _folder_names, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
@@ -327,6 +329,18 @@ def test_what_cannot_run_here_is_named_before_anything_starts(
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(line.startswith("labkit.replicate: ") for line in lines)
     assert any(reason in line for line in lines) and not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [CacheError("LABKIT_CACHE=/x: cannot be written"), UserClassError("it failed", "a:B")]
+)
+def test_a_cache_or_a_class_that_fails_is_one_line_and_exit_code_2(error, monkeypatch, capsys):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr("labkit.replicate.__main__._run", fail)
+    assert main(["some.zip"]) == 2
+    assert capsys.readouterr().err == f"labkit.replicate: {error}\n"
 
 
 @pytest.mark.parametrize(

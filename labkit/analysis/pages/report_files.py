@@ -62,14 +62,18 @@ __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
 
 
 def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None) -> dict[str, Any]:
-    """Analyse one cell, write its ``cell.json`` and return it; raises :class:`RecordError`."""
+    """Analyse one cell, write its ``cell.json`` and return it; raises :class:`RecordError`.
+
+    A lost ``cell.json`` is not written again.
+    """
     return _write_cell((analysis_cache or AnalysisCache()).cell(Path(cell_dir)))
 
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     cell, folder = analysis.cell, analysis.data.dir
-    # An archive is never changed. A process that holds the lock writes the file itself.
-    if isinstance(folder, ArchivePath) or is_locked(folder):
+    # An archive is never changed. A process that holds the lock writes the file itself. What was
+    # inferred in place of a lost file must not be taken for the design that was declared.
+    if isinstance(folder, ArchivePath) or is_locked(folder) or not analysis.data.design.declared:
         return cell.to_json()
     path = folder / "cell.json"
     old_design = read_cell(folder)["design"] if path.is_file() else {}

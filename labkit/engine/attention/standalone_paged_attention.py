@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.engine.attention import create, input_validation
 from labkit.engine.attention.backends.mlx_backend_base import to_mlx
+from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.launch_report import LaunchReport
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -40,8 +41,8 @@ def paged_attention(
     Parameters
     ----------
     q
-        [total_q, num_q_heads, head_dim], float32. If the backend is not ``cpu``, also float16 or
-        bfloat16.
+        [total_q, num_q_heads, head_dim], float32, float16 or bfloat16. ``cpu`` and ``reference``
+        compute in a wider type.
     k_pool, v_pool
         [num_blocks, block_size, num_kv_heads, head_dim], with the dtype of q.
     block_tables
@@ -62,7 +63,8 @@ def paged_attention(
     sinks
         [num_q_heads], an unscaled logit per head that is added to the softmax denominator.
     split_kv
-        ``off``, ``auto`` or a number of partitions of the keys.
+        ``off``, ``auto`` or a number of partitions of the keys. It changes only how sums are
+        rounded, and ``reference`` does not split.
     backend
         ``reference`` or the device of the fused kernels: ``cpu``, ``metal``, ``emulated`` or
         ``cuda``.
@@ -79,19 +81,17 @@ def paged_attention(
         An argument is wrong. The message names it. Nothing was launched.
     """
     dtype = _common_dtype(q=q, k_pool=k_pool, v_pool=v_pool)
-    fused = backend != "reference"
+    fused, switches = backend != "reference", KernelSwitches(resolver, split_kv)
     attention = create(
         backend="fused" if fused else backend,
         device=backend if fused else "cpu",
-        resolver=resolver,
-        split_kv=split_kv,
+        resolver=switches.resolver,
+        split_kv=switches.split_kv if fused else "off",
     )
     convert: Callable[[Any], Any] = to_mlx if attention.arrays == "mlx" else _numpy
     queries, keys, values = map(convert, (q, k_pool, v_pool))
-    if backend == "cpu" and dtype != mx.float32:
-        raise ValueError(
-            f"attention on device cpu supports float32, not {input_validation.dtype_name(q)}"
-        )
+    if backend == "cpu":
+        queries = queries.astype(np.float32, copy=False)  # its kernels read pools of any dtype
     attention.adopt([keys], [values])
     metadata = attention.plan(
         block_tables=_numpy(block_tables),

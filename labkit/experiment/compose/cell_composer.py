@@ -56,6 +56,8 @@ ENGINE_KEYS = ("engine", "model")  # of these keys, those left out if the worklo
 ENVIRONMENT = "environment"  # the only key of an arm that is not an option
 LIVE_MEMORY_SHARE = 0.75  # of RAM, for processes that are alive at the same time
 
+Checks = tuple[Callable[[Experiment], object], ...]
+
 
 @dataclass(frozen=True)
 class ComposedCell:
@@ -451,30 +453,36 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key} must be the same for every arm; "
             "an arm may change options of engine, model and workload, and have an environment",
         )
-    if arm.model.shape is None:
-        from labkit.models import resolve
-
-        resolve(arm.model)
     error = next(obstacles(arm), None)
     if error is not None:
         raise ConfigError(f"arm {name}: {error}")
 
 
 def obstacles(arm: Experiment) -> Iterator[ConfigError]:
-    """Yield a reason for each part of an arm, besides its model, that this machine cannot run."""
+    """Yield a reason for each part of an arm that this machine cannot run.
+
+    The other parts are not checked if the packages or the model that they read are not there.
+    """
     from labkit import workload
     from labkit.engine import memory_budget, parallel
     from labkit.workload import device_availability
 
-    checks: tuple[Callable[[Experiment], object], ...] = (
-        device_availability.check, check_workload_class, workload.check,
-        memory_budget.plan_for_arm, parallel.check,
-    )  # fmt: skip
-    for check in checks:
+    read: Checks = (device_availability.check_packages, _check_model)
+    own: Checks = (device_availability.check, check_workload_class, workload.check)
+    for check in (*read, *own, memory_budget.plan_for_arm, parallel.check):
         try:
             check(arm)
         except ConfigError as error:
             yield error
+            if check in read:
+                return
+
+
+def _check_model(arm: Experiment) -> None:
+    from labkit.models import resolve
+
+    if arm.model.shape is None:  # others are built when they are needed
+        resolve(arm.model)
 
 
 def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bool]) -> None:

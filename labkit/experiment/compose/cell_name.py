@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from labkit.config.option_index import override_key
+from labkit.records import PROCESSES_SUFFIX
 
 KEYS_NOT_RECORDED = ("out", "plan", "redo", "design.blocks")
 CHANGEABLE_KEYS = ("design.across_hosts", "design.timeout_s")  # in a study that is continued
@@ -21,35 +22,39 @@ SWEPT_VALUES = re.compile(r"([\w./]+):\[(.*?)\](?=,[\w./]+:\[|\}$)")
 def cell_name(task_overrides: Iterable[str]) -> str:
     """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
 
-    Characters that are awkward in paths become ``_``; letters of any script stay. If the command
-    line defines arms or claims, the name omits the definitions. It has only the arms' names, after
-    the name of the ablation, and ends in a hash of all overrides:
-    ``ablation=seq_map+numpy-1f2e3d4c``. The hash distinguishes cells with different definitions,
-    which stand in the files of the arms. A sweep of arms is named as it was typed:
-    ``engine.threads=1,2``. A name of over 120 bytes is cut and ends in a hash.
+    Characters other than ASCII letters, digits and ``=,._+~-`` become ``_``. A sweep of arms is
+    named as it was typed: ``engine.threads=1,2``. A name of over 120 characters is cut and ends in
+    a hash of the overrides.
 
     If the study's folder (``out=DIR``) has this cell under another name, that name is returned. The
-    cell may have been begun without an option that may change while a study is continued
-    (``CHANGEABLE_KEYS``). Earlier versions of labkit wrote all definitions into the name and kept
-    no letters but ASCII's, and some of their experiments did not sweep the model.
+    cell may have been begun with other values of the options that may change while a study is
+    continued (``CHANGEABLE_KEYS``), or without them. Earlier versions of labkit kept letters of any
+    script, or named arms of the command line by a word, and some of their experiments did not sweep
+    the model.
     """
     overrides = _as_begun(list(task_overrides))
     recorded, fixed = (sorted(f(overrides)) for f in (recorded_overrides, fixed_overrides))
-    names = _names(recorded)
+    names, folders = _names(recorded), study_folders(overrides)
     for name in dict.fromkeys([*names, *_names(fixed)]):
-        if any((folder / name).is_dir() for folder in study_folders(overrides)):
+        if any((folder / name).is_dir() for folder in folders):
             return name
-    return names[-1]
+    begun = (name for folder in folders for name in _cells_with(fixed, folder))
+    return next(begun, names[-1])
 
 
 def _names(named: Sequence[str]) -> list[str]:
     """Return the names that versions of labkit give a cell with these overrides, today's last."""
+    text = ",".join(named)
+    return [_in_words(named), _cut(text, named), _cut(text, named, r"[^A-Za-z0-9=,._+~-]")]
+
+
+def _in_words(named: Sequence[str]) -> str:
+    """Return an earlier name, in which a word stands for an arm or claim of the command line.
+
+    It ends in a hash of all overrides, such as ``ablation=seq_map+numpy-1f2e3d4c``.
+    """
     arms = sorted(override_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
-    written_out = _cut(",".join(named), named)
-    former = [re.sub(r"[^\x00-\x7f]", "_", written_out), written_out]
-    if plain == named:
-        return former
     words = "".join(f"+{arm}" for arm in arms)
     ablation = next((i for i, o in enumerate(plain) if override_key(o) == "ablation"), None)
     if ablation is not None:
@@ -57,7 +62,24 @@ def _names(named: Sequence[str]) -> list[str]:
     elif words:
         plain.insert(0, words)
     name = ",".join(plain) or "default"
-    return [*former, _cut(f"{name}-{_digest(named)[:8]}", named)]
+    return _cut(f"{name}-{_digest(named)[:8]}", named)
+
+
+def _cells_with(fixed: Sequence[str], folder: Path) -> Iterator[str]:
+    """Yield the names of a study's cells that differ only in options that may change."""
+    for path in sorted(folder.glob("*/cell.json")):
+        name = path.parent.name
+        # Others need not be read: an option that may change is in the name, unless it was cut off.
+        shown = any(key in name for key in CHANGEABLE_KEYS) or len(name) >= MAX_LENGTH
+        if shown and not name.endswith(PROCESSES_SUFFIX) and _begun_with(path) == fixed:
+            yield name
+
+
+def _begun_with(path: Path) -> list[str] | None:
+    try:
+        return sorted(fixed_overrides(json.loads(path.read_text("utf-8"))["overrides"]))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None  # whoever reads the cell names the mistake
 
 
 def _as_begun(overrides: list[str]) -> list[str]:
@@ -110,8 +132,9 @@ def study_folders(overrides: Sequence[str]) -> list[Path]:
     return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if override_key(o) == "out"]
 
 
-def _cut(name: str, overrides: Sequence[str]) -> str:
-    name = re.sub(r"[^\w=,.+~-]", "_", name) or "default"
+def _cut(name: str, overrides: Sequence[str], others: str = r"[^\w=,.+~-]") -> str:
+    """Return a name whose ``others`` are ``_``, cut to at most ``MAX_LENGTH`` bytes."""
+    name = re.sub(others, "_", name) or "default"
     if len(name.encode()) <= MAX_LENGTH:
         return name
     kept = name.encode()[: MAX_LENGTH - 13].decode(errors="ignore")

@@ -41,6 +41,10 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     if design.blocks == 0 and begun and not (folder / ALLOCATION).exists():
         runs = int(begun.get("runs_per_block", design.runs_per_block))
         design = replace(design, blocks=blocks, runs_per_block=runs, looks=looks)
+    elif design.blocks and not design.looks and (folder / ALLOCATION).exists():
+        # Looks that followed from the time stay, but for the last one: it moves with the blocks.
+        early = [PlannedLook(**look) for look in begun.get("looks", ())][:-1]
+        design = replace(design, looks=[look for look in early if look.blocks < design.blocks])
     if design.isolation is Isolation.auto:
         separate = begun.get("isolation") == Isolation.process.value
         design = replace(design, isolation=Isolation.process if separate else auto)

@@ -291,7 +291,7 @@ def _block_plan(shares: Sequence[CaseShare], pilot: CellPilot | None, block: int
 def _contents(
     cell: ReadyCell, allocation: Allocation, pilot: CellPilot | None, left_s: float | None = None
 ) -> dict[str, Any]:
-    looks = looks_of(cell, allocation.blocks)
+    looks = looks_of(cell, allocation.blocks) if cell.blocks_from_time else cell.design.looks
     return {
         "time_s": cell.design.time,
         "blocks": allocation.blocks,

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.config import ConfigError, count_text, to_plain
 from labkit.config.engine.former_options import with_present_names
-from labkit.experiment.cell import ReadyCell
+from labkit.experiment.cell import ALLOCATION, ReadyCell
 from labkit.experiment.compose import resumed_legacy_cell
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.experiment.launch.python_environment import default_options, with_defaults
@@ -199,13 +199,15 @@ def _difference(cell: ReadyCell) -> str | None:
 def _is_lost(cell: ReadyCell) -> bool:
     """Return whether the cell has runs, but not the manifest that was written before them.
 
-    Only a first block that is timed (``design.time``) runs before the manifest and its fixed part
-    are written.
+    A report of an earlier version may have inferred one from the runs. Only a first block that is
+    timed (``design.time``) runs before the manifest: its cell has an allocation, or no
+    ``design.json`` yet.
     """
     if _exists(cell):
-        return False
+        return _old_design(cell).get("declared") is False
     blocks = {parse_run_name(path.stem)[0] for path in record_paths(cell.dir)}
-    return max(blocks, default=-1) >= (0 if (cell.dir / DESIGN_FILE).exists() else 1)
+    timed = (cell.dir / ALLOCATION).exists() or not (cell.dir / DESIGN_FILE).exists()
+    return max(blocks, default=-1) >= (1 if timed else 0)
 
 
 def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -457,7 +459,7 @@ def _stopped_cases(cell: ReadyCell, taken: Iterable[Mapping[str, Any]]) -> set[s
     return set(cell.cases_of(row for look in taken for row in look.get("stopped", ())))
 
 
-def ended_at_look(cell: ReadyCell) -> bool:
-    """Return whether the last look in the cell's manifest ended the cell."""
+def ended_at_look(cell: ReadyCell) -> int | None:
+    """Return the number of blocks after which a look has ended the cell; None: none has."""
     taken = _old_design(cell).get("looks_taken", [])
-    return bool(taken) and bool(taken[-1]["decided"])
+    return int(taken[-1]["blocks"]) if taken and taken[-1]["decided"] else None

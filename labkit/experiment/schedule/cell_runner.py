@@ -347,23 +347,29 @@ def _prepare_blocks(
     """Check the cell's folder, move leftovers aside, and write the manifest.
 
     Returns the blocks to run, and the records of the finished blocks.
+
+    Raises
+    ------
+    StudyError
+        Blocks are missing, and those that exist are from another host. Nothing was changed.
     """
     refuse_changes(cell)
+    blocks = _scheduled_blocks(cell)
+    statuses = [_block_status(block, cell, redo_failed) for block in blocks]
+    records = [record for s in statuses if s.run_reason is None for record in s.records]
+    due = [(b, s.run_reason) for b, s in zip(blocks, statuses, strict=True) if s.run_reason]
+    end = ended_at_look(cell)  # later blocks do not run
+    runs = any(end is None or _index(block) < end for block, _ in due)
+    if runs and (refusal := _another_host(cell, records)):
+        raise StudyError(refusal)
     if warning := exploratory_warning(cell):
         progress.note(warning)
     write_manifest(cell, cell.stopping_points[0])
     _move_unpublished_files(cell)
-    blocks: list[Block] = []
-    records: list[Record] = []
-    for block in _scheduled_blocks(cell):
-        status = _block_status(block, cell, redo_failed)
-        if status.run_reason is None:
-            records += status.records
-        else:
-            blocks.append(block)
-            _abandon_block(block, cell, progress, status.run_reason)
+    for block, reason in due:
+        _abandon_block(block, cell, progress, reason)
     output_array_files.drop_equal(cell.dir, records)
-    return blocks, records
+    return [block for block, _ in due], records
 
 
 def _move_unpublished_files(cell: ReadyCell) -> None:

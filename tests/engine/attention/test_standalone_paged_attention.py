@@ -35,15 +35,23 @@ def test_backends_agree(make_batch, lengths, convert, assert_close):
     assert report.kernel in ("decode", "tiled") and oracle.kernel == "reference"
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize(("dtype", "error"), [(mx.float16, 2e-3), (mx.bfloat16, 2e-2)])
-def test_half_precision(make_batch, dtype, error):
+def test_half_precision(make_batch, dtype, error, backend):
     batch = make_batch([(3, 20), (1, 40)])
-    out, _ = call(batch, "reference", dtype)
+    out, _ = call(batch, backend, dtype)
     wide, _ = call(batch, "reference")
     assert out.dtype == dtype
     assert np.abs(np.array(out.astype(mx.float32)) - np.array(wide)).max() < error
-    with pytest.raises(ValueError, match="on device cpu supports float32, not"):
-        call(batch, "cpu", dtype)
+
+
+@pytest.mark.parametrize("split_kv", ["auto", 2])
+def test_the_reference_takes_a_split_which_changes_only_how_sums_are_rounded(make_batch, split_kv):
+    batch = make_batch([(3, 20), (1, 40)])
+    out, _ = call(batch, "reference", split_kv=split_kv)
+    assert np.array_equal(np.array(out), np.array(call(batch, "reference")[0]))
+    with pytest.raises(ValueError, match="split_kv=0: must be off, auto or 1 to 1024"):
+        call(batch, "reference", split_kv=0)
 
 
 def test_bad_arguments(make_batch):
