@@ -139,19 +139,26 @@ def _check_target(target: Path, cells: Sequence[Path]) -> None:
 
 def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
     """Return the own classes and prompts of all arms, checked against the arms' digests."""
-    from labkit.experiment.compose.input_digests import archived_files, input_digests
+    from labkit.experiment.compose import input_digests
 
     found: dict[str, bytes] = {}
     for cell in cells:
         for arm in read_arms(cell):
-            now = input_digests(arm.config, arm.environment)
+            now = input_digests.input_digests(arm.config, arm.environment)
+            now = input_digests.named_as_begun(arm, now)
+            lost = sorted(filter(input_digests.is_archived, arm.inputs.keys() - now.keys()))
+            if lost:
+                raise RecordError(
+                    f"{cell / 'arms' / arm.name}.json: no file of {lost[0]} here; start the "
+                    "command in the folder of the study's, or archive without --with-sources"
+                )
             changed = [name for name in now if arm.inputs.get(name, now[name]) != now[name]]
             if changed:
                 raise RecordError(
                     f"{cell / 'arms' / arm.name}.json: the file of {changed[0]} has changed since "
                     "the study; restore it, or archive without --with-sources"
                 )
-            for name, path in archived_files(arm).items():
+            for name, path in input_digests.archived_files(arm).items():
                 content = path.read_bytes()
                 if found.setdefault(name, content) != content:
                     raise RecordError(

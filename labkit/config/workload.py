@@ -315,17 +315,21 @@ class Workload(Group, place="workload"):
         """The primary metrics if ``ablation.metric`` is null.
 
         If a rate or a trace sets the arrival times, the throughput only equals the offered load, so
-        latency is primary. The tuple is empty for a workload class of the user's own.
+        latency is primary. The tuple is empty for a workload class of the user's own, whose records
+        say it; if it serves requests, it is ``serving_metric``, too.
         """
         if self.kind in PRIMARY_METRICS:
             return (PRIMARY_METRICS[self.kind],)
-        if self.kind != "requests":
-            return ()
+        return (self.serving_metric,) if self.kind == "requests" else ()
+
+    @property
+    def serving_metric(self) -> str:
+        """The primary metric of served requests."""
         if self.limits.is_set:
-            return ("goodput_req_s",)
+            return "goodput_req_s"
         if self.per_request:
-            return ("e2e_ms",)
-        return ("e2e_p50_ms",) if self.arrivals.is_paced else ("total_tok_s",)
+            return "e2e_ms"
+        return "e2e_p50_ms" if self.arrivals.is_paced else "total_tok_s"
 
     def missing_for(self, metric: str) -> str | None:
         """Return the setting that this workload lacks for a metric, or None."""

@@ -8,12 +8,13 @@ from labkit.conformance.attention_backend_and_resolver_checks import backend_che
 from labkit.conformance.contract import Check, Compose, Contract, ContractError
 from labkit.conformance.engine_checks import engine_checks, eviction_checks, queue_checks
 from labkit.conformance.workload_and_source_checks import source_checks, workload_checks
+from labkit.engine.attention import BACKEND_METHODS
 from labkit.engine.engine_factory import ENGINE_METHODS
 from labkit.workload import METHODS
 
 CONTRACTS = (
     Contract("engine", ("submit", "step"), ENGINE_METHODS, engine_checks),
-    Contract("attention backend", ("plan", "forward"), ("attend",), backend_checks),
+    Contract("attention backend", ("plan", "forward"), BACKEND_METHODS, backend_checks),
     Contract("workload", ("prepare", "load"), METHODS, workload_checks),
     Contract("source", ("make", "lengths"), ("identity", "make", "lengths"), source_checks),
     Contract("resolver", ("maps",), ("maps",), resolver_checks),

@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
 
 from labkit import config
 from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
-from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine, TokenEvent
+from labkit.engine.engine_protocol import (
+    Counters,
+    EngineError,
+    FinishReason,
+    InferenceEngine,
+    TokenEvent,
+)
 from labkit.engine.kv_layout import KVCache, window_pools
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.memory_budget.budget_decision import BudgetDecision
@@ -42,6 +50,7 @@ ENGINE_METHODS = (
     "clear_cache",
     "close",
 )
+FINISH_REASONS = (None, *get_args(FinishReason))
 
 
 def create(
@@ -247,16 +256,35 @@ def _create_plugin(options: config.Engine, model_dir: Path) -> InferenceEngine:
 def _step_mistake(events: Any) -> str | None:
     if not isinstance(events, list | tuple):
         return f"a list of TokenEvents, not {type(events).__name__}"
-    wrong = next((event for event in events if not isinstance(event, TokenEvent)), None)
-    return None if wrong is None else f"TokenEvents, not {type(wrong).__name__}"
+    return next(filter(None, map(_event_mistake, events)), None)
+
+
+def _event_mistake(event: Any) -> str | None:
+    """Return what a step's event must be, which the record holds as JSON; None if it is."""
+    if not isinstance(event, TokenEvent):
+        return f"TokenEvents, not {type(event).__name__}"
+    if not isinstance(event.token, int):
+        return f"TokenEvents whose token is an int, not {type(event.token).__name__}"
+    if event.finish_reason not in FINISH_REASONS:
+        known = ", ".join(map(str, FINISH_REASONS))
+        return f"TokenEvents whose finish_reason is one of {known}, not {event.finish_reason!r}"
+    if not isinstance(event.margin, int | float | None):
+        return f"TokenEvents whose margin is a float or None, not {type(event.margin).__name__}"
+    return None
 
 
 def _has_work_mistake(has_work: Any) -> str | None:
-    return None if isinstance(has_work, bool) else f"a bool, not {type(has_work).__name__}"
+    is_bool = isinstance(has_work, bool | np.bool_)
+    return None if is_bool else f"a bool, not {type(has_work).__name__}"
 
 
 def _counters_mistake(counters: Any) -> str | None:
-    return None if isinstance(counters, Mapping) else f"a dict, not {type(counters).__name__}"
+    if not isinstance(counters, Mapping):
+        return f"a dict, not {type(counters).__name__}"
+    for name, value in counters.items():
+        if user_classes.finite_number_mistake(value) is not None:
+            return f"a dict of finite numbers, not {value!r} as {name}"
+    return None
 
 
 def _check_preconditions(options: config.Engine) -> None:

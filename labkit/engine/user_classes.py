@@ -10,6 +10,8 @@ import linecache
 import math
 import sysconfig
 from collections.abc import Callable
+from importlib import metadata
+from numbers import Real
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -96,35 +98,64 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
 def source_files(module: str) -> dict[str, Path]:
     """Return the files of a class's package, or of its module and the modules beside it it imports.
 
-    The keys are paths relative to the folder from which Python imports them. Installed modules have
-    versions, and are left out.
+    The keys are paths relative to the folders from which Python imports them, in order. labkit and
+    installed modules have versions (:func:`installed_versions`), and are left out.
     """
-    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-    top = _origin(module.partition(".")[0])
-    if top is None or any(top.is_relative_to(folder) for folder in installed):
-        return {}
-    root = top.parent.parent if top.name == "__init__.py" else top.parent
-    found: set[Path] = set()
-    names = [module.partition(".")[0]]
+    top = module.partition(".")[0]
+    installed = [
+        Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")
+    ]
+    roots = [
+        place.parent
+        for place in _places(top)
+        if not any(place.is_relative_to(folder) for folder in installed)
+    ]
+    found: dict[str, Path] = {}
+    names, seen = [top], {"labkit"}
     while names:
         name = names.pop()
-        folder, file = root / name, root / f"{name}.py"
-        files = set(folder.rglob("*.py")) if folder.is_dir() else {file} & set(root.glob("*.py"))
-        for new in files - found:
-            names += _imported(new)
-        found |= files
-    return {file.relative_to(root).as_posix(): file for file in found}
+        if name in seen:
+            continue
+        seen.add(name)
+        for root in roots:  # of two files of one name Python imports that of the first folder
+            for file in _files(root, name):
+                found.setdefault(file.relative_to(root).as_posix(), file)
+                names += _imported(file)
+    return dict(sorted(found.items()))
 
 
-def _origin(module: str) -> Path | None:
+def installed_versions(module: str) -> dict[str, str]:
+    """Return the versions of the distributions that installed a module, by their names.
+
+    labkit, and a module with :func:`source_files`, have none.
+    """
+    top = module.partition(".")[0]
+    if top == "labkit" or source_files(module):
+        return {}
+    names = sorted(set(metadata.packages_distributions().get(top, ())))
+    return {name: metadata.version(name) for name in names}
+
+
+def _places(module: str) -> list[Path]:
+    """Return the folders of a package, several of a namespace package, or the file of a module."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        return None
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    if folders:
-        return Path(folders[0]).resolve() / "__init__.py"
-    return Path(spec.origin).resolve() if spec and spec.origin else None
+        return []
+    if spec is None:
+        return []
+    file = [spec.origin] if spec.has_location and spec.origin else []
+    return [Path(place).resolve() for place in spec.submodule_search_locations or file]
+
+
+def _files(root: Path, name: str) -> list[Path]:
+    """Return the files of a module or package, without the hidden ones of editors."""
+    files = [root / f"{name}.py", *(root / name).rglob("*.py")]
+    return [
+        file
+        for file in files
+        if file.is_file() and not any(p.startswith(".") for p in file.relative_to(root).parts)
+    ]
 
 
 def _imported(file: Path) -> set[str]:
@@ -144,7 +175,10 @@ def _imported(file: Path) -> set[str]:
 
 def finite_number_mistake(number: Any, *arguments: Any) -> str | None:
     """Return None if a method's result is a finite number, else what it must return."""
-    is_finite = isinstance(number, int | float) and math.isfinite(number)
+    try:
+        is_finite = isinstance(number, int | float | Real) and math.isfinite(number)
+    except OverflowError:
+        return "a finite number, not an integer that no float can hold"
     return None if is_finite else f"a finite number, not {number!r}"
 
 
@@ -178,4 +212,9 @@ def guard_method(
             raise UserClassError(f"{where}: {method}() must return {wrong}", path)
         return result
 
-    setattr(instance, method, guarded)
+    try:
+        object.__setattr__(instance, method, guarded)  # a frozen dataclass refuses setattr()
+    except (AttributeError, TypeError):
+        path = where.partition("=")[2]
+        reason = "its methods cannot be wrapped; leave out __slots__ (slots=True)"
+        raise UserClassError(f"{where}: {reason}", path) from None

@@ -25,6 +25,8 @@ from labkit.experiment.compose.input_digests import (
     MODELS,
     class_paths,
     input_digests,
+    named_as_begun,
+    option_of,
     text_name,
 )
 from labkit.experiment.schedule.noise_history import MeasuredCell
@@ -154,16 +156,16 @@ class AuthorsCell:
                 all(one == values[0] for one in values),
                 f"{key}: the author's arms differ in it ({old}), so it is the question",
             )
-            known = all(key in map(_option, arm.inputs) for arm in self.tested)
+            known = all(key in map(option_of, arm.inputs) for arm in self.tested)
             if value != values[0] and not (known and key in (*FILES, *FOLDERS, *MODELS)):
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
             yield from () if reader.revision else other_meanings(arm.config)
-            here = input_digests(self.config(arm, reader), arm.environment)
-            replaced = {*map(_option, here), *reader.values}
+            here = named_as_begun(arm, input_digests(self.config(arm, reader), arm.environment))
+            replaced = {*map(option_of, here), *reader.values}
             for name, digest in arm.inputs.items():
                 # A file that is missing although its option has other files here is another one.
-                if here.get(name, "" if _option(name) in replaced else digest) != digest:
+                if here.get(name, "" if option_of(name) in replaced else digest) != digest:
                     yield f"the file of {name} is not the author's"
 
     def experiment(self, arm: Arm, reader: ReaderOptions, time_s: float) -> Experiment:
@@ -262,11 +264,6 @@ def authors_cells(study: StudyPath, folders: Sequence[StudyPath]) -> tuple[Autho
     if not comparing:
         raise RecordError(f"{study}: it compares no arms, so there is no effect to replicate")
     return comparing
-
-
-def _option(name: str) -> str:
-    """Return the option of an input's name: ``model.path`` of ``model.path/config.json``."""
-    return name.partition("/")[0]
 
 
 def _shown(value: Any) -> str:

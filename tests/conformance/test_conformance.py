@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from labkit.engine.attention.backend_factory import BACKEND_METHODS
 
 from labkit import check
 from labkit.config import RESOLVERS
@@ -269,6 +270,18 @@ def test_a_module_that_raises_shows_its_traceback(tmp_path, monkeypatch, capsys)
     code, out = run("maps", "import no_such_thing", tmp_path, monkeypatch, capsys)
     assert code == 1 and "cannot be imported" in out
     assert "import no_such_thing" in out and "ModuleNotFoundError" in out
+
+
+def test_a_backend_that_derives_from_nothing_needs_no_attend(tmp_path, monkeypatch, capsys):
+    source = CLASSES["attention"].replace("class OneByOne", "class Paged") + (
+        "\n\nclass OneByOne:\n    name, arrays, is_lazy = 'one_by_one', 'numpy', False\n"
+        "    def __init__(self, **options): self._paged = Paged(**options)\n"
+    )
+    for method in BACKEND_METHODS:
+        call = f"self._paged.{method}(*arguments, **options)"
+        source += f"    def {method}(self, *arguments, **options): return {call}\n"
+    code, out = run("attention", source, tmp_path, monkeypatch, capsys)
+    assert code == 0 and "FAIL" not in out, out
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,21 @@
 
 import itertools
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
 from stub_engine import make_engine, request, run, solo
 
 from labkit import config
-from labkit.engine import attention, create
+from labkit.engine import attention, create, user_classes
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.user_classes import UserClassError
 
 MODULE = """
+import numpy as np
+
 from labkit.engine.attention.backends.reference import ReferenceBackend
 from labkit.engine.engine_protocol import TokenEvent
 
@@ -89,6 +92,23 @@ class Prompts:
     def prefills_first(self, num_decodes, num_prefills, num_waiting):
         assert num_decodes + num_prefills <= 2
         return num_waiting > 0 if num_waiting < 9 else None
+
+
+class Numpy:
+    name = "numpy"
+
+    def key(self, request):
+        number = request.prompt_token_ids[0]
+        return 10**5000 if number == 0 else np.float32(number)
+
+    def preemption_key(self, request):
+        return np.int64(request.prompt_token_ids[0])
+
+    def admits(self, request, num_running, budget):
+        return np.bool_(num_running == 0)
+
+    def prefills_first(self, num_decodes, num_prefills, num_waiting):
+        return np.bool_(False)
 
 
 class Nameless:
@@ -210,6 +230,84 @@ def test_a_user_s_queue_orders_the_phases_of_a_step(own):
         UserClassError, match=r"prefills_first\(\) must return True or False, not N"
     ):
         engines[1].step()
+
+
+def test_a_user_s_queue_may_return_numpy_s_numbers(own):
+    engine, _ = make_engine(40, max_num_seqs=2, queue=f"{own}:Numpy")
+    tokens, last = run(engine, [request(str(i), [9 - i] * 4, 3) for i in range(3)])
+    assert tokens == {str(i): solo([9 - i] * 4, 3) for i in range(3)}
+    assert list(last) == ["2", "1", "0"] and engine.counters()["requests.most_running"] == 1
+    with pytest.raises(UserClassError, match=r"key\(\) must return a finite .* no float can hold"):
+        engine.submit(request("large", [0], 1))
+
+
+FROZEN = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots={slots})
+class Longest:
+    name: str = "longest"
+
+    def key(self, request):
+        return -len(request.prompt_token_ids) if request.prompt_token_ids[0] else None
+"""
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_frozen_class_is_guarded_and_one_with_slots_refused(slots, tmp_path, monkeypatch):
+    name = f"own_{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(FROZEN.format(slots=slots))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    where = rf"^engine\.scheduler\.queue={name}:Longest: "
+    if slots:
+        with pytest.raises(UserClassError, match=f"{where}.* leave out __slots__"):
+            make_engine(queue=f"{name}:Longest")
+        return
+    engine, _ = make_engine(40, max_num_seqs=1, queue=f"{name}:Longest")
+    _, last = run(engine, [request("short", [1], 1), request("long", [1] * 3, 1)])
+    assert list(last) == ["long", "short"]
+    with pytest.raises(UserClassError, match=rf"{where}key\(\) must return"):
+        engine.submit(request("none", [0], 1))
+
+
+def test_the_sources_of_a_class_are_its_own_modules_in_every_folder(tmp_path, monkeypatch):
+    """A namespace package in two folders, what editors leave in it, and labkit beside it."""
+    name = f"own_{next(NUMBERS)}"
+    first, second = tmp_path.resolve() / "first", tmp_path.resolve() / "second"
+    package, other = first / name, second / name
+    written = [package / "a.py", package / "same.py", package / ".ipynb_checkpoints" / "a.py"]
+    written += [other / "sub" / "a.py", other / "same.py", second / f"{name}_beside.py"]
+    for path in (*written, first / "labkit" / "__init__.py"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"import labkit, {name}_beside\n")
+    for lock in (".#a.py", "gone.py"):
+        (package / lock).symlink_to("nobody@nowhere")
+    for folder in (second, first):
+        monkeypatch.syspath_prepend(str(folder))
+    files = user_classes.source_files(f"{name}.a")
+    inside = ["a.py", "same.py", "sub/a.py"]
+    assert list(files) == [*(f"{name}/{file}" for file in inside), f"{name}_beside.py"]
+    assert files[f"{name}/same.py"] == package / "same.py"
+    assert user_classes.installed_versions(f"{name}.a") == {}
+
+
+def test_an_installed_class_has_a_version_and_no_files(tmp_path, monkeypatch):
+    """The prefix of a virtual environment may be a link."""
+    name = f"own_{next(NUMBERS)}"
+    site, link = tmp_path / "site", tmp_path / "link"
+    (site / "plug_in-1.2.dist-info").mkdir(parents=True)
+    link.symlink_to(site)
+    (site / f"{name}.py").touch()
+    about = {"METADATA": "Metadata-Version: 2.1\nName: plug-in\nVersion: 1.2\n"}
+    for file, text in {**about, "top_level.txt": f"{name}\n"}.items():
+        (site / "plug_in-1.2.dist-info" / file).write_text(text)
+    monkeypatch.syspath_prepend(str(link))
+    assert list(user_classes.source_files(name)) == [f"{name}.py"]
+    monkeypatch.setattr(sysconfig, "get_path", lambda scheme: str(link))
+    assert user_classes.source_files(name) == {}
+    assert user_classes.installed_versions(name) == {"plug-in": "1.2"}
+    assert user_classes.installed_versions("labkit.engine") == {}
 
 
 @pytest.mark.parametrize(
@@ -357,6 +455,30 @@ MISTAKES = [
         'return {"engine.Plain": self._steps}',
         "return self._steps",
         r"counters\(\) must return a dict, not int",
+    ),
+    (
+        "plain",
+        'return {"engine.Plain": self._steps}',
+        'return {"engine.Plain": None}',
+        r"counters\(\) must return a dict of finite numbers, not None as engine.Plain",
+    ),
+    (
+        "plain",
+        EVENTS,
+        f"import numpy as np; {EVENTS.replace(' token,', ' np.int64(token),')}",
+        "must return TokenEvents whose token is an int, not int64",
+    ),
+    (
+        "plain",
+        EVENTS,
+        f"import numpy as np; {EVENTS.replace('reason)', 'reason, np.float32(1))')}",
+        "must return TokenEvents whose margin is a float or None, not float32",
+    ),
+    (
+        "plain",
+        EVENTS,
+        EVENTS.replace("reason)", "'eos')"),
+        "whose finish_reason is one of None, stop, length, abort, error, not 'eos'",
     ),
 ]
 OPTIONS = {

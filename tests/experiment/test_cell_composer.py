@@ -1,6 +1,7 @@
 """The cell composer: arms and their overrides, errors in one line."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,23 @@ def test_an_error_in_an_arm_is_one_line_that_names_the_arm(composed, overrides, 
     with pytest.raises(ConfigError, match=line) as caught:
         composed(*overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("package", ["def broken(", "import no_such_module"])
+def test_composing_imports_no_package_of_the_user_s(composed, tmp_path, monkeypatch, package):
+    """The import in a process of its own names the mistake."""
+    name = f"mine_{abs(hash(package))}"
+    (tmp_path / name / "deep").mkdir(parents=True)
+    (tmp_path / name / "__init__.py").write_text(package)
+    for module in ("maps.py", "deep/maps.py"):
+        (tmp_path / name / module).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in (f"{name}.maps", f"{name}.deep.maps"):
+        composed(f"engine.attention.resolver={module}:Maps")
+    for module in (f"{name}.mops", f"{name}.dep.maps", f"{name}.maps.deep"):
+        with pytest.raises(ConfigError, match=f"no module '{module}'"):
+            composed(f"engine.attention.resolver={module}:Maps")
+    assert name not in sys.modules
 
 
 def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypatch):

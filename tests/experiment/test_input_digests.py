@@ -1,8 +1,10 @@
 """Files that enter a cell belong to its identity, and a study is not continued with others."""
 
 import dataclasses
+import importlib
 import json
 import os
+import sys
 
 import pytest
 
@@ -10,13 +12,13 @@ from labkit import app, archive
 from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
-from labkit.experiment.compose.input_digests import input_digests
+from labkit.experiment.compose.input_digests import input_digests, named_as_begun
 from labkit.experiment.schedule.cell_manifest import (
     refuse_changed_inputs,
     refuse_changes,
     write_manifest,
 )
-from labkit.records import DIGESTS_FILE, RecordError, read_arms
+from labkit.records import DIGESTS_FILE, Arm, RecordError, read_arms
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions
 
 # An option, its value, and a file that it makes a cell read.
@@ -93,10 +95,79 @@ def test_the_digests_name_no_path_and_skip_what_has_a_version(files, monkeypatch
     config = {"engine": {"attention": {"resolver": "mine_single:Maps"}}, "seed": 1}
     names = {f"engine.attention.resolver/{name}" for name in ("mine_single.py", "mine_beside.py")}
     assert input_digests(config, {}).keys() == names
-    assert input_digests(config, {"revision": "0" * 40}) == {}
+    revision = {"revision": "0" * 40}  # of labkit, whose commit has no class of the user's
+    assert input_digests(config, revision).keys() == names
+    elsewhere, here = ({**revision, "repository": str(f)} for f in (files / "clips", files))
+    assert input_digests(config, elsewhere).keys() == names
+    assert input_digests(config, here) == {}
     server = {"name": "openai", "server": {"model": "llama3:latest"}}
     installed = {"attention": {"backend": "numpy.linalg:norm"}, **server}
     assert input_digests({"engine": installed, "model": {"path": "/nowhere"}}, {}) == {}
+
+
+BACKEND = "engine.attention.backend"
+
+
+@pytest.fixture
+def package(files, make_cell):
+    """Return a cell with a class whose package has two files of one name."""
+    (files / "mine_package" / "sub").mkdir()
+    (files / "mine_package" / "sub" / "__init__.py").write_text("other = 1\n")
+    cell = reading(make_cell(), BACKEND, "mine_package.part:Backend")
+    write_manifest(cell, 1)
+    return cell
+
+
+def rewrite_inputs(cell, change):
+    """Change the digests in the arms' files."""
+    for path in (cell.dir / "arms").glob("*.json"):
+        data = json.loads(path.read_text())
+        path.write_text(json.dumps(data | {"inputs": change(data["inputs"])}))
+    (cell.dir / DIGESTS_FILE).write_text("")
+
+
+def test_each_module_of_a_package_has_a_digest(files, package):
+    names = [f"{BACKEND}/mine_package/{n}" for n in ("__init__.py", "part.py", "sub/__init__.py")]
+    assert [list(arm.inputs) for arm in read_arms(package.dir)] == [names] * 3
+    (files / "mine_package" / "sub" / "__init__.py").unlink()
+    with pytest.raises(ConfigError, match=r"file of .*backend/mine_package/sub/__init__.py was"):
+        refuse_changed_inputs(package)
+
+
+@pytest.mark.parametrize("listed", [0, 2])
+def test_a_study_whose_modules_have_an_earlier_version_s_names_continues(files, package, listed):
+    """It named a module by its file, one of several of a name, and listed labkit's beside them."""
+
+    def as_named_earlier(inputs):
+        digests = list(inputs.values())
+        own = {f"{BACKEND}/__init__.py": digests[listed], f"{BACKEND}/part.py": digests[1]}
+        return own | {f"{BACKEND}/scheduler.py": "0" * 16}
+
+    rewrite_inputs(package, as_named_earlier)
+    refuse_changed_inputs(package)
+    assert "sources/mine_package/sub/__init__.py" in archive._sources([package.dir])
+    (files / "mine_package" / "part.py").write_text("edited = 1\n")
+    with pytest.raises(ConfigError, match=r"the file of .*backend/part.py was changed"):
+        refuse_changed_inputs(package)
+
+
+def test_an_earlier_version_listed_no_class_of_an_arm_with_a_revision():
+    arm = Arm("a", "arm", {}, {}, inputs={"model.path": "0"}, environment={"revision": "0" * 40})
+    now = {"model.path": "0", "engine.name/plain.py": "1", "workload.kind/mine/kinds.py": "2"}
+    assert named_as_begun(arm, now) == arm.inputs
+    assert named_as_begun(dataclasses.replace(arm, environment={}), now) == now
+
+
+@pytest.mark.parametrize("lost", [".", "mine_package"])
+def test_an_archive_with_sources_lacks_none(files, package, monkeypatch, lost):
+    """The command starts in another folder, or the class's package has another name."""
+    if lost == ".":
+        monkeypatch.setattr("sys.path", [path for path in sys.path if path != str(files)])
+    else:
+        (files / lost).rename(files / "renamed")
+    importlib.invalidate_caches()
+    with pytest.raises(RecordError, match=r"no file of .*backend/mine_package/__init__.py here; "):
+        archive._sources([package.dir])
 
 
 def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):

@@ -370,3 +370,27 @@ def test_the_report_says_what_arms_with_environments_imported():
     ]
     assert imported([Arm("a", "arm", {}, {})], records) == []
     assert imported(arms, records[:1]) == []
+
+
+def test_a_worker_searches_folders_in_the_order_of_this_process(tmp_path, monkeypatch):
+    """The author's sources precede a module of the same name in the reader's working folder."""
+    author, reader = tmp_path / "author", tmp_path / "reader"
+    for folder in (author, reader):
+        folder.mkdir()
+        (folder / "mine_maps.py").write_text(f"print({folder.name!r})\n")
+    monkeypatch.chdir(reader)
+    searched = list(sys.path)
+
+    def imported(*folders, **base):
+        monkeypatch.setattr(sys, "path", [*map(str, folders), *searched])
+        environ = PythonEnvironment().variables({"PATH": os.environ["PATH"], **base})
+        command = [sys.executable, "-m", "mine_maps"]
+        return subprocess.run(command, env=environ, capture_output=True, text=True).stdout.strip()
+
+    path = {"PYTHONPATH": str(author)}
+    assert imported(author, reader, **path) == "author"
+    assert imported(reader, author, **path) == "reader"
+    assert imported(reader, PYTHONSAFEPATH="1") == "reader"
+    plain = {"PYTHONPATH": str(author)}
+    monkeypatch.setattr(sys, "path", [str(reader), str(author), *searched])
+    assert PythonEnvironment().variables(plain) == plain

@@ -111,3 +111,13 @@ def test_a_plan_names_the_arm_whose_workload_class_ends_its_process(folder, monk
         app.main(words)
     assert "arm base: workload.kind=kind_dies:Kind: importing it ended" in capfd.readouterr().err
     assert not (folder / "never").exists()
+
+
+def test_the_child_searches_the_folders_that_this_process_searches_first(tmp_path, monkeypatch):
+    """A module of the working folder has the name of one that this process finds before it."""
+    for place, source in (("author", GOOD), ("reader", "")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "shadowed.py").write_text(source)
+    monkeypatch.chdir(tmp_path / "reader")
+    monkeypatch.syspath_prepend(str(tmp_path / "author"))
+    check_imports(cells("shadowed:Map"))

@@ -16,7 +16,7 @@ from labkit.analysis import analyse_cell
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.config import Isolation
 from labkit.experiment.launch import child_process
-from labkit.experiment.launch.compile_once_marker import marker_path
+from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
 from labkit.experiment.launch.run_launcher import (
     LiveLauncher,
     ProcessLauncher,
@@ -326,6 +326,15 @@ def test_the_marker_depends_on_the_arm_s_config(make_cell):
     assert marker_path(
         dataclasses.replace(base, config={**base.config, "workload": rate})
     ) == marker_path(base)
+
+
+@pytest.mark.parametrize("kind", ["requests", "mine.kinds:Kind"])
+def test_an_arm_with_a_class_of_the_user_s_is_prepared_again(make_cell, tmp_path, kind):
+    """The class may have been edited."""
+    arm = make_cell().arms[0]
+    arm = dataclasses.replace(arm, config={**arm.config, "workload": {"kind": kind}})
+    write_marker(tmp_path / "marker", arm)
+    assert (tmp_path / "marker").exists() == (kind == "requests")
 
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])

@@ -158,6 +158,19 @@ def test_a_process_that_is_stopped_between_its_turns_forgets_the_stop_in_each(
     assert world.events == ["warm up", "forget", ("turn", 0, "seq_map"), "close"]
 
 
+def test_a_record_has_the_versions_of_installed_classes(make, world, monkeypatch, replace):
+    monkeypatch.setattr(worker_run, "installed_versions", lambda module: {f"for {module}": "1.2"})
+    base, seq_map, *_ = make().arms
+    plain = json.loads(json.dumps(seq_map.config))
+    plain["engine"]["attention"]["resolver"] = "plug.maps:Maps"
+    plain["workload"] = {"kind": "plug.kinds:Kind"}
+    records = block_of(make(), arms=[base, replace(seq_map, config=plain)])
+    for record in records:  # the arms share the process
+        versions = record.environment["versions"]
+        assert versions["for plug.maps"] == versions["for plug.kinds"] == "1.2"
+        assert "labkit" in versions
+
+
 def test_an_arm_s_thread_budget_is_computed_once(make, world, monkeypatch):
     class Twice(InterleavedArms):
         def measure(self, beat):

@@ -2,7 +2,7 @@ from collections import deque
 
 import pytest
 
-from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
+from labkit.config import ArrivalKind, Arrivals, CacheState, LatencySLO, Workload
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
     InvalidLogitsError,
@@ -90,7 +90,7 @@ PROMPTS = [Prompt(f"r{i}", tuple(range(1, 4 + i)), 2 + i % 3) for i in range(6)]
 
 
 def session(engine, clock, prompts=PROMPTS, block_size=16, **changes):
-    workload = Workload(name="test", kind="requests", **{"concurrency": 2, **changes})
+    workload = Workload(name="test", **{"kind": "requests", "concurrency": 2, **changes})
     return ServingSession(
         engine, prompts, workload, seed=5, vocab_size=50, clock=clock, block_size=block_size
     )
@@ -376,6 +376,27 @@ def arriving(kind, *, prompts=PROMPTS, capacity=100, **options):
     result = run.measure(lambda text: None)
     notes = result.cases[0].notes
     return {n["id"]: n for n in notes["requests"]}, notes["traffic"], engine, naps
+
+
+PACED = {"arrivals": Arrivals(ArrivalKind.poisson, 100.0), "concurrency": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "primary"),
+    [
+        ({}, "total_tok_s"),
+        (PACED, "e2e_p50_ms"),
+        ({"limits": LatencySLO(e2e_ms=9000)}, "goodput_req_s"),
+        ({**PACED, "limits": LatencySLO(e2e_ms=9000), "per_request": True}, "goodput_req_s"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["requests", "mine.kinds:Kind"])
+def test_a_record_marks_the_primary_metric_of_its_workload(kind, changes, primary):
+    """For a kind of the user's own only the record tells it."""
+    clock = Clock()
+    run = session(StubEngine(clock), clock, kind=kind, **changes)
+    cases = run.measure(lambda text: None).cases
+    assert [m.name for case in cases for m in case.metrics if m.primary] == [primary]
 
 
 def test_requests_arrive_at_their_time_whatever_the_engine_does():

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from labkit import workload
-from labkit.config import Reservation
-from labkit.workload.requests import preflight_warnings
+from labkit.config import Budget, Reservation
+from labkit.engine import memory_budget
+from labkit.workload.requests import preflight_warnings, profiling_turns
 
 BASE = (
     "workload=uniform",
@@ -101,3 +102,12 @@ def test_more_threads_than_cores_are_named(compose_experiment, monkeypatch):
 )
 def test_sizes_have_no_exponent(size, text):
     assert preflight_warnings._size(size) == text
+
+
+def test_an_own_engine_has_no_pool_rows_or_clocks_to_plan_with(compose_experiment):
+    small = compose_experiment(*BASE, "engine.scheduler.max_num_seqs=12")
+    assert len(warnings(small)) == 2 and memory_budget.plan_for_arm(small) is not None
+    own = dataclasses.replace(small.engine, name="mine.plain:Plain", budget=Budget(blocks=2))
+    own = dataclasses.replace(small, engine=own)
+    assert warnings(own) == () and memory_budget.plan_for_arm(own) is None
+    assert profiling_turns.share(small, 4096) == 0.25 and profiling_turns.share(own, 4096) == 0

@@ -12,6 +12,7 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
+from labkit.engine import user_classes
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import prompt_cache
 from labkit.workload.requests import request_workload_kind
@@ -135,7 +136,7 @@ class CountingSource:
         self.num_made = 0
 
     def identity(self, experiment):
-        return {"kind": "test", "seed": experiment.seed}
+        return {"kind": "test", "seed": experiment.seed, "model": "of the source"}
 
     def make(self, experiment, model):
         self.num_made += 1
@@ -165,6 +166,18 @@ def test_prompts_are_made_once_and_cached_by_everything_they_depend_on(workload_
     kind._prompts(experiment(), replace(model, digest="another"))
     assert source.num_made == 3
     assert len(list(workload_cache.glob("*.json"))) == 3
+
+
+def test_num_requests_takes_the_first_prompts_of_an_own_source(workload_cache):
+    source = CountingSource()
+    kind, model = RequestKind(source), ModelDir(Path("nowhere"), "a digest", "test", 64, ())
+    whole = kind._prompts(experiment(), model)
+    few = experiment(num_requests=1)
+    assert kind._prompts(few, model) == whole[:1] and kind.units(few) == 1
+    assert source.num_made == 1
+    assert kind.estimate(few).seconds < kind.estimate(experiment()).seconds
+    with pytest.raises(ConfigError, match=r"workload\.num_requests=3: chat has only 2 requests"):
+        kind.check(experiment(num_requests=3))
 
 
 OWN_KINDS = """
@@ -209,6 +222,15 @@ def test_prompts_of_an_own_class_are_those_of_its_code_now(workload_cache, tmp_p
         assert [ids("One"), ids("Two")] == [(1, *tokens), (2, *tokens)]
         assert ids("One") == (1, *tokens)
     assert len(list(workload_cache.glob("*.json"))) == 4
+
+
+def test_prompts_of_an_installed_class_are_those_of_its_version(monkeypatch):
+    identities = []
+    for version in ("1.2", "1.3"):
+        versions = {"plug-in": version}
+        monkeypatch.setattr(user_classes, "installed_versions", lambda module, v=versions: v)
+        identities.append(request_workload_kind._class_identity("json:Kind"))
+    assert identities[0] != identities[1] and "plug-in" in str(identities[0])
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"requests": [{"id": "r0"}]}', b'{"requests": 3}'])

@@ -152,6 +152,6 @@ def test_a_workload_may_have_20_million_prompt_tokens():
         source = SimpleNamespace(lengths=lambda e, n=20_000_000 + excess: [(n - 5, 9), (5, 9)])
         if excess:
             with pytest.raises(ConfigError, match="about 20,000,001 prompt tokens"):
-                RequestKind(source).check(experiment())
+                RequestKind(source).check(experiment(num_requests=2))
         else:
-            RequestKind(source).check(experiment())
+            RequestKind(source).check(experiment(num_requests=2))

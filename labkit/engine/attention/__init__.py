@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["create", "create_from_config", "paged_attention"]
 
 DEVICES = ("cpu", "emulated", "metal", "cuda")
-_METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
+BACKEND_METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
 
 
 def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> PagedBackend:
@@ -72,7 +72,9 @@ def _create_own(path: str, resolver: str) -> PagedBackend:
     from labkit.engine.attention.paged_backend_base import PagedBackend
 
     key = "engine.attention.backend"
-    backend: PagedBackend = user_classes.create_plugin(key, path, _METHODS, resolver=resolver)
+    backend: PagedBackend = user_classes.create_plugin(
+        key, path, BACKEND_METHODS, resolver=resolver
+    )
     if isinstance(backend, PagedBackend):
         if type(backend).attend is PagedBackend.attend:
             raise ValueError(f"{key}={path}: the class has no method attend()")

@@ -122,14 +122,14 @@ def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
 def plan_for_arm(experiment: config.Experiment) -> BudgetDecision | None:
     """Size an arm's KV pool before anything runs.
 
-    Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai). Also
-    returns None if the model's config.json does not tell sizes that the plan needs; the worker then
-    sizes the pool after loading the model. Raises ``ConfigError`` if the policy refuses the budget.
-    The message is one line that ends in the setting to change.
+    Returns None if labkit manages no pool (a kernel workload, engine=mlx_lm, engine=openai, a class
+    of the user's own). Also returns None if the model's config.json does not tell sizes that the
+    plan needs; the worker then sizes the pool after loading the model. Raises ``ConfigError`` if
+    the policy refuses the budget. The message is one line that ends in the setting to change.
     """
     if not experiment.workload.serves:
         return None
-    if experiment.engine.name in config.EXTERNAL_ENGINES:
+    if experiment.engine.name not in config.PRESET_LAYOUTS:
         return None
     model = footprint(experiment.engine, experiment.model)
     if model is None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from labkit.config import (
     DEFAULT_WATERMARK,
     Admission,
@@ -227,13 +229,13 @@ def _queue_key(method: Callable[[Request], float]) -> Callable[[RequestState], Q
 def _admission_mistake(
     admitted: Any, request: Request, num_running: int, budget: int
 ) -> str | None:
-    if not isinstance(admitted, bool):
+    if not isinstance(admitted, bool | np.bool_):
         return f"True or False, not {admitted!r}"
     return None if admitted or num_running else "True if no request is running"
 
 
 def _order_mistake(first: Any, *counts: int) -> str | None:
-    return None if isinstance(first, bool) else f"True or False, not {first!r}"
+    return None if isinstance(first, bool | np.bool_) else f"True or False, not {first!r}"
 
 
 QUEUE_METHODS: dict[str, Callable[..., str | None]] = {

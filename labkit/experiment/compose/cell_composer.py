@@ -11,6 +11,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
 
@@ -496,8 +497,19 @@ def _check_classes(name: str, arm: Experiment, is_importable: Callable[[str], bo
 
 
 def _is_importable(module: str) -> bool:
-    """Return whether a module exists. This imports its parent packages, but not the module."""
+    """Return whether a module exists, without importing its packages, which may fail."""
+    top, *parts = module.split(".")
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return False
+    if spec is None or not parts:
+        return spec is not None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for part in parts[:-1]:
+        folders = [folder / part for folder in folders if (folder / part).is_dir()]
+    files = [f"{parts[-1]}{suffix}" for suffix in all_suffixes()]
+    return any(
+        (folder / parts[-1]).is_dir() or any((folder / file).is_file() for file in files)
+        for folder in folders
+    )

@@ -2,14 +2,15 @@
 
 They belong to an arm's identity, so that a study is not continued with other content under the same
 names. The keys name an option, and the file's name if the option is a folder
-(``model.path/model.safetensors``); no path of the machine is kept.
+(``model.path/model.safetensors``) or its place on the Python path if it is a module of a class
+(``engine.name/mine/plain.py``); no path of the machine is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from labkit.config import ConfigError, is_class_path
@@ -29,8 +30,8 @@ DIGEST_DIGITS = 16  # a difference is to be seen, not to be signed
 def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the start of the SHA-256 of each file that an arm reads, by option.
 
-    Files that labkit or a package ships are left out: their versions are in the records. Own
-    classes of an arm with a revision are left out, because the revision fixes them. ``config`` and
+    Files that labkit or a package ships are left out: their versions are in the records. So are an
+    arm's own classes in the repository of its revision, which fixes them. ``config`` and
     ``environment`` are as in :class:`labkit.records.Arm`.
     """
     options = dict(_leaves(with_values(config)))
@@ -46,10 +47,52 @@ def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> 
     for key in MODELS:
         if key in named:
             files |= _model_files(key, named[key])
-    for key, path in class_paths(config).items() if "revision" not in environment else ():
-        sources = source_files(path.partition(":")[0]).values()
-        files |= {f"{key}/{file.name}": file for file in sources}
+    for key, path in class_paths(config).items():
+        sources = _own_sources(path, environment)
+        files |= {f"{key}/{name}": file for name, file in sources.items()}
     return {key: _digest(path) for key, path in sorted(files.items()) if path.is_file()}
+
+
+def named_as_begun(arm: Arm, now: Mapping[str, str]) -> dict[str, str]:
+    """Return an arm's digests of now under the names that they had when its study began.
+
+    Earlier versions named a class's module by its file alone (``OPTION/maps.py``), and thus one of
+    several of a name. They also listed labkit's own modules where a class lay beside them, and no
+    class of an arm with a revision.
+    """
+    named = dict(now)
+    for option in {option_of(name) for name in now} - {*FILES, *FOLDERS, *MODELS}:
+        begun = {name: digest for name, digest in arm.inputs.items() if option_of(name) == option}
+        files = {name: digest for name, digest in now.items() if option_of(name) == option}
+        if begun:
+            earlier = any(map(_has_folder, files)) or f"{option}/__init__.py" in begun
+            if any(map(_has_folder, begun)) or not earlier:
+                continue
+        elif "revision" not in arm.environment:
+            continue
+        named = {**begun, **{name: named[name] for name in named.keys() - files.keys()}}
+        for short in {f"{option}/{PurePath(name).name}" for name in files} if begun else ():
+            own = [files[name] for name in files if PurePath(name).name == PurePath(short).name]
+            named[short] = begun[short] if begun.get(short) in own else own[0]
+    return named
+
+
+def option_of(name: str) -> str:
+    """Return the option of an input's name: ``model.path`` of ``model.path/config.json``."""
+    return name.partition("/")[0]
+
+
+def _has_folder(name: str) -> bool:
+    return name.count("/") > 1
+
+
+def _own_sources(path: str, environment: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the files of the class ``path`` that no revision of the arm's environment fixes."""
+    sources = source_files(path.partition(":")[0])
+    if "repository" not in environment:  # a revision of labkit has only labkit's files
+        return sources
+    repository = Path(environment["repository"]).resolve()
+    return {name: file for name, file in sources.items() if not file.is_relative_to(repository)}
 
 
 def _leaves(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -98,10 +141,15 @@ def archived_files(arm: Arm) -> dict[str, Path]:
             text = Path(named[key]).expanduser()
             name = f"inputs/{text_name(arm, key, text.name)}"
             files |= {name: text} if text.is_file() else {}
-    for name in class_paths(config).values() if "revision" not in environment else ():
-        sources = source_files(name.partition(":")[0])
+    for name in class_paths(config).values():
+        sources = _own_sources(name, environment)
         files |= {f"sources/{path}": file for path, file in sources.items()}
     return files
+
+
+def is_archived(name: str) -> bool:
+    """Return whether an archive with sources has the file of an input: a class's, or a text."""
+    return option_of(name) not in (*FOLDERS, *MODELS)
 
 
 def text_name(arm: Arm, key: str, file: str) -> str:

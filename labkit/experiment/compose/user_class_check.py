@@ -80,11 +80,13 @@ def _import(paths: Sequence[str]) -> dict[str, str | None]:
 
     If an import ends the process or takes too long, its class and all later classes are absent.
     """
-    folders = filter(None, [*sys.path, os.environ.get("PYTHONPATH")])  # where this process looks
+    # Where this process looks; without PYTHONSAFEPATH the working folder would precede it.
+    inherited = os.environ.get("PYTHONPATH")
+    folders = [*map(os.path.abspath, sys.path), *([inherited] if inherited else []), os.getcwd()]
     try:
         printed = subprocess.run(
             [sys.executable, "-c", CODE, *paths],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(folders)},
             capture_output=True,
             timeout=IMPORT_TIMEOUT_S,
             check=False,

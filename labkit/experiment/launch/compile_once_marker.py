@@ -8,7 +8,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from labkit.config import Engine, from_plain, user_classes
+from labkit.config import Engine, from_plain, is_class_path, user_classes
 from labkit.machine import cache_dir
 from labkit.machine.facts import fingerprint
 from labkit.records import Arm
@@ -43,5 +43,7 @@ def _source() -> str:
 
 def write_marker(marker: Path, arm: Arm) -> None:
     """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
-    if not user_classes(from_plain(Engine, arm.config.get("engine", {}))):
+    own = user_classes(from_plain(Engine, arm.config.get("engine", {})))
+    kind = arm.config.get("workload", {}).get("kind", "")
+    if not own and not is_class_path(kind):
         cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -167,18 +167,15 @@ class PythonEnvironment:
     def variables(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a worker; ``base``: those in the study's own environment."""
         if not any(vars(self).values()):
-            return dict(base)
+            return _own_variables(base)
         exported = self._exported
         inherited = [*filter(None, base.get("PYTHONPATH", "").split(os.pathsep)), os.getcwd()]
         trees = [] if exported is None else exported.folders(inherited)
         packages = [self._packages] if self.requirements else []
         others = inherited if exported is None else exported.others(inherited)
         parts = [*map(str, [*trees, *packages]), *others]
-        # Without PYTHONSAFEPATH the working folder would precede PYTHONPATH.
         return {
-            **base,
-            "PYTHONSAFEPATH": "1",
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(parts)),
+            **_with_path(base, parts),
             "NUMBA_CACHE_DIR": str(self._numba_cache()),
         }
 
@@ -268,6 +265,32 @@ class PythonEnvironment:
                 )
             except package_installer.InstallError as error:
                 raise ConfigError(f"environment.requirements: {error}") from None
+
+
+def _own_variables(base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a worker that imports what this process would.
+
+    ``python -m`` searches the working folder first. The path is spelled out if this process
+    searches another folder before it (the sources of ``labkit.replicate --trust``), or if
+    PYTHONSAFEPATH is set.
+    """
+    order = [os.path.abspath(entry) for entry in sys.path]
+
+    def rank(folder: str) -> int:
+        return order.index(folder) if folder in order else len(order)
+
+    here, inherited = os.getcwd(), filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
+    parts = sorted((*map(os.path.abspath, inherited), here), key=rank)
+    if parts[0] == here and not base.get("PYTHONSAFEPATH"):
+        return dict(base)
+    return _with_path(base, parts)
+
+
+def _with_path(base: Mapping[str, str], parts: Iterable[str]) -> dict[str, str]:
+    """Return environment variables with which Python searches ``parts`` first, in this order."""
+    # Without PYTHONSAFEPATH the working folder would precede PYTHONPATH.
+    path = os.pathsep.join(dict.fromkeys(parts))
+    return {**base, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
 
 
 @cache

@@ -22,7 +22,7 @@ from labkit.config import ConfigError, count_text, to_plain
 from labkit.config.engine.former_options import with_present_names
 from labkit.experiment.cell import ALLOCATION, ReadyCell
 from labkit.experiment.compose import resumed_legacy_cell
-from labkit.experiment.compose.input_digests import input_digests
+from labkit.experiment.compose.input_digests import input_digests, named_as_begun
 from labkit.experiment.launch.python_environment import default_options, with_defaults
 from labkit.records import (
     DESIGN_FILE,
@@ -224,7 +224,7 @@ def _changed_input(old: Arm, new: Arm) -> str | None:
     """
     if not old.inputs:
         return None
-    files = input_digests(new.config, new.environment)
+    files = named_as_begun(old, input_digests(new.config, new.environment))
     for name in sorted(old.inputs.keys() | files.keys()):
         before, now = old.inputs.get(name, "absent"), files.get(name, "absent")
         if before != now:

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import Experiment
+from labkit.config import Experiment, is_class_path, user_classes
+from labkit.engine.user_classes import installed_versions
 from labkit.experiment.worker import mlx_known_answer_test, worker_stages
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import RunDraft, StageTimer
@@ -88,7 +89,7 @@ class WorkerProcess:
         """Run the stages in the order of :mod:`labkit.experiment.worker.worker_stages`."""
         shared = self.shared
         with shared.stage("fingerprint"):
-            shared.set(environment=fingerprint.take())
+            shared.set(environment=self._environment())
         with shared.stage("numba"):
             probe = self._start_probe()
         if self.granted is not None:
@@ -167,6 +168,16 @@ class WorkerProcess:
         fingerprint.take()
         others_s = loaded + self.shared.timer.since_spawn() - measured
         return {"start_s": others_s, "cases": [asdict(case) for case in cases]}
+
+    def _environment(self) -> dict[str, Any]:
+        """Return the machine and the software, with the versions of installed classes of users."""
+        taken = fingerprint.take()
+        kinds = [run.experiment.workload.kind for run in self.runs]
+        paths = {path for run in self.runs for path in user_classes(run.experiment.engine).values()}
+        for path in sorted(paths.union(filter(is_class_path, kinds))):
+            versions = installed_versions(path.partition(":")[0])
+            taken["versions"] = {**taken.get("versions", {}), **versions}
+        return taken
 
     @property
     def _experiments(self) -> list[Experiment]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, Experiment, require
+from labkit.workload import source_results
 from labkit.workload.sources import PromptSource, TimestampedSource, json_lines, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
@@ -83,7 +84,7 @@ def check_timestamps(source: PromptSource, experiment: Experiment) -> None:
             f"workload.kind={experiment.workload.kind}: its prompt source has no method "
             f"timestamps_ms(), {needed}"
         )
-    times = source.timestamps_ms(experiment)
+    times = source_results.timestamps_ms(source, experiment)
     missing = next((index for index, ms in enumerate(times) if ms is None), None)
     if missing is not None:
         place = _timestamp_place(source, experiment, missing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.config import EXTERNAL_ENGINES, Experiment, KVLayout, Reservation
+from labkit.config import PRESET_LAYOUTS, Experiment, KVLayout, Reservation
 from labkit.config.requests import LENGTH_TRACES
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget.required_kv_slots import slots_for
@@ -90,7 +90,7 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
 
 
 def _rows(experiment: Experiment, requests: int) -> str | None:
-    if experiment.engine.name in EXTERNAL_ENGINES:
+    if experiment.engine.name not in PRESET_LAYOUTS:
         return None
     rows = experiment.engine.scheduler.max_num_seqs
     if requests <= rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import EXTERNAL_ENGINES, Experiment
+from labkit.config import PRESET_LAYOUTS, Experiment
 
 if TYPE_CHECKING:
     from labkit.engine.runner.step_clocks import StepClocks
@@ -22,7 +22,7 @@ MIN_TOKENS, SHARE = 1024, 4
 def share(experiment: Experiment, max_tokens: int) -> float:
     """Return which share of the requests' tokens an experiment serves again with clocks."""
     engine = experiment.engine
-    if engine.name in EXTERNAL_ENGINES or engine.parallel.size > 1:
+    if engine.name not in PRESET_LAYOUTS or engine.parallel.size > 1:
         return 0.0
     return limit(max_tokens) / max_tokens
 

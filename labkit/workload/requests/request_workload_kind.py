@@ -22,13 +22,13 @@ from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
 from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
-from labkit.workload import in_process_rules
+from labkit.workload import in_process_rules, source_results
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompt_cache import cached_prompts, prompt_key
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of
-from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.tokenized_prompt import Prompt, take_first
 from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RequestKind:
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
+        tokens = sum(prompt for prompt, _ in self._lengths(experiment))
         require(
             tokens <= MAX_PROMPT_TOKENS,
             f"workload={experiment.workload.name} has about {tokens:,} prompt tokens, but may have "
@@ -77,7 +77,7 @@ class RequestKind:
             openai.prepare(experiment.engine, model.path)
 
     def units(self, experiment: Experiment) -> int:
-        return len(self.source(experiment).lengths(experiment))
+        return len(self._lengths(experiment))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         return in_process_rules.requests([experiment.engine for experiment in experiments])
@@ -127,7 +127,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        lengths = self.source(experiment).lengths(experiment)
+        lengths = self._lengths(experiment)
         together = _max_running(experiment, len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
         model = _footprint(experiment)
@@ -152,27 +152,36 @@ class RequestKind:
         """Return when the last of ``count`` requests is expected; 0 without a rate or a trace."""
         arrivals, source = experiment.workload.arrivals, self.source(experiment)
         if arrivals.kind is ArrivalKind.trace and isinstance(source, TimestampedSource):
-            times = source.timestamps_ms(experiment)[:count]
+            times = source_results.timestamps_ms(source, experiment)
             return max((ms or 0.0) for ms in times) / 1e3 * arrivals.time_scale
         if isinstance(source, SessionSource):
-            count = source.num_sessions(experiment)
+            count = min(count, source.num_sessions(experiment))
         return 0.0 if arrivals.rate is None else count / arrivals.rate
+
+    def _lengths(self, experiment: Experiment) -> list[tuple[int, int]]:
+        return source_results.lengths(self.source(experiment), experiment)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
         own = _class_identity(experiment.workload.kind)
-        identity = {"model": model.digest, **source.identity(experiment), **own}
-        prompts = cached_prompts(prompt_key(identity), lambda: source.make(experiment, model))
+        of_source = source_results.identity(source, experiment)
+        key = prompt_key({"model": model.digest, "source": of_source, **own})
+        every = cached_prompts(key, lambda: source_results.prompts(source, experiment, model))
+        prompts = tuple(take_first(experiment, every))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
 
 
 def _class_identity(kind: str) -> Mapping[str, Any]:
-    """Return what identifies the code of a workload kind of the user's own: its name and files."""
+    """Return what identifies the code of a kind of the user's own: name, files or version."""
     if not is_class_path(kind):
         return {}
-    files = user_classes.source_files(kind.partition(":")[0])
-    digests = {name: file_digest.sha256(file) for name, file in files.items()}
-    return {"workload.kind": kind, "workload.kind files": digests}
+    module = kind.partition(":")[0]
+    files = user_classes.source_files(module)
+    return {
+        "workload.kind": kind,
+        "workload.kind files": {name: file_digest.sha256(file) for name, file in files.items()},
+        "workload.kind versions": user_classes.installed_versions(module),
+    }
 
 
 def _max_running(experiment: Experiment, count: int) -> int:

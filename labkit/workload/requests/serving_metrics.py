@@ -134,7 +134,6 @@ def serving_metrics(
     entries: Sequence[ServedRequest],
     peak_kv_bytes: float | None,
     *,
-    primary: bool = True,
     limits: LatencySLO | None = None,
 ) -> tuple[Metric, ...]:
     """Compute throughput, latency and memory metrics of one run.
@@ -145,8 +144,6 @@ def serving_metrics(
         All requests, of which at least one was served. A served request has at least one token.
     peak_kv_bytes
         Peak KV memory, if the engine counts it.
-    primary
-        Whether total throughput is the primary metric.
     limits
         Latency limits of goodput. If no limit is set, goodput is omitted.
 
@@ -160,7 +157,7 @@ def serving_metrics(
     output = sum(r.output_tokens for r in served)
     prompt = sum(r.prompt_tokens for r in served)
     metrics = [
-        measured("total_tok_s", ((prompt + output) / wall,), primary=primary),
+        measured("total_tok_s", ((prompt + output) / wall,)),
         measured("output_tok_s", (output / wall,)),
         measured("request_s", (len(served) / wall,)),
         measured("wall_s", (wall,)),
@@ -231,9 +228,9 @@ def meets(served: ServedRequest, limits: LatencySLO) -> bool:
 
 
 def request_metrics(served: ServedRequest) -> tuple[Metric, ...]:
-    """Return one request's metrics: end-to-end latency (primary) and the steps of its row."""
+    """Return one request's metrics: end-to-end latency and the steps of its row."""
     return (
-        measured("e2e_ms", (served.e2e * 1e3,), primary=True),
+        measured("e2e_ms", (served.e2e * 1e3,)),
         measured("row_steps", (float(served.row_steps),)),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
-from labkit.records import CaseRecord
+from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import text_digest, token_digest
 from labkit.workload.request_lengths import rectangle_notes
@@ -262,7 +262,6 @@ class ServingSession:
             *serving_metrics(
                 entries,
                 counters.get(PEAK_KV_BYTES),
-                primary=not self._per_request,
                 limits=self._workload.limits,
             ),
             *sending_metrics(entries),
@@ -277,7 +276,7 @@ class ServingSession:
         )
         together = CaseRecord(
             case="all",
-            metrics=metrics,
+            metrics=self._marked(metrics),
             outputs=outputs_of(entries, self._pieces),
             notes={"requests": request_notes(served), "traffic": traffic},
         )
@@ -286,9 +285,14 @@ class ServingSession:
     def _request_case(self, served: ServedRequest) -> CaseRecord:
         return CaseRecord(
             case=served.request_id,
-            metrics=request_metrics(served),
+            metrics=self._marked(request_metrics(served)),
             outputs=outputs_of([served], self._pieces),
         )
+
+    def _marked(self, metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+        """Mark the workload's primary metric, which only records of a user's own kind tell."""
+        primary = self._workload.serving_metric
+        return tuple(replace(metric, primary=metric.name == primary) for metric in metrics)
 
     def close(self) -> None:
         self._engine.close()
