@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.machine_or_arm_stalls import as_measured
 from labkit.analysis.comparison.served_requests import (
     REQUESTS_PER_S,
     has_tpot_limit,
@@ -29,7 +28,6 @@ from labkit.analysis.comparison.served_requests import (
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.load_curves import load_of, unequal_requests
-from labkit.records import CaseRecord
 from labkit.records.measurement_notes import TrafficNote
 
 if TYPE_CHECKING:
@@ -166,27 +164,15 @@ def _capacity(name: str, cells: Sequence[CapacityLoad]) -> ServingCapacity:
 def _notes(analysis: CellAnalysis, arm: str) -> list[TrafficNote]:
     """Return the notes on requests of an arm's successful runs that counted those in the limits.
 
-    The counts in records are without stalls. If stalls stay in all times, ``good`` is with them.
+    By the times that verdicts are about: with stalls where these stay in all times.
     """
-    kept = analysis.stalls is not None and analysis.stalls.kept_reason is not None
-    records = as_measured(analysis.data.records) if kept else analysis.data.records
-    cases = [
-        case
-        for record in records
+    return [
+        case.known_notes["traffic"]
+        for record in analysis.data.judged_records
         if record.ok and record.arm == arm
         for case in record.cases
         if "good" in case.known_notes.get("traffic", {})
     ]
-    notes = [case.known_notes["traffic"] for case in cases]
-    if not kept:
-        return notes
-    return [{**note, "good": _good(case)} for note, case in zip(notes, cases, strict=True)]
-
-
-def _good(case: CaseRecord) -> int:
-    """Return how many requests were within the limits, by the case's metrics."""
-    values = {metric.name: metric.repeats[0] for metric in case.metrics}
-    return round(values["goodput_req_s"] * values["wall_s"])
 
 
 def rate_is_decided(analysis: CellAnalysis) -> bool | None:
