@@ -5,7 +5,7 @@ Capacity is the highest rate at which a share of requests, ``workload.capacity``
 and failed requests are outside, and so are all requests of a run that failed or that sent requests
 more slowly than they arrived. With several arms, alpha is divided among them. An arm whose count of
 tokens is unusable has no capacity within a limit on TPOT, and no arm has one while nothing may be
-claimed of one of its cells.
+claimed of one of its cells, or if swap grew, the client was often late or the host changed in one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from labkit.analysis.comparison.served_requests import (
     sustained,
     tpot_cause,
 )
+from labkit.analysis.comparison.validity_gates import machine_failures
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.load_curves import load_of, unequal_requests
@@ -107,6 +108,8 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
     """Yield the arms of a cell that count towards a capacity."""
     data = analysis.data
     arms = [arm for arm in data.arms if arm.role != "control"]
+    failures = machine_failures(data.records, data.design.across_hosts)
+    doubt = next((cause for _, cause in failures), None)
     for arm in arms:
         workload = arm.config.get("workload", {})
         if workload.get("capacity") is None:
@@ -123,6 +126,7 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
                 counts,
                 all(map(sustained, _notes(analysis, arm.name))),
                 data.withheld_reason
+                or doubt
                 or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
                 rate_unit(arm.name, data.records),
             )

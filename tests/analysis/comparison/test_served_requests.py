@@ -263,6 +263,25 @@ def test_a_capacity_claims_nothing_while_nothing_may_be_claimed():
 
 
 @pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ({"swap": {"used_bytes": 32 << 20}}, "swap grew in b01-p00-base"),
+        ({"host": "another"}, "the host changed"),
+        ({"host": "one"}, None),
+    ],
+)
+def test_a_capacity_claims_nothing_of_doubtful_times(end, cause):
+    """The gate failed, so nothing was claimed of the arms, but their capacity was."""
+    case = CaseRecord("all", notes={"traffic": {"requests": 200, "good": 200}})
+    records = [
+        replace(BASE, block=block, cases=(case,), environment={"host": "one"}) for block in range(6)
+    ]
+    records[1] = replace(records[1], environment_end=end)
+    (one,) = capacities([Arm("base", "baseline", {}, {"workload": LIMITED})], records)
+    assert one.cause == cause and one.capacity.at_least == (None if cause else 40.0)
+
+
+@pytest.mark.parametrize(
     ("stalls", "good"),
     [
         (None, 200),
