@@ -22,7 +22,7 @@ from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import magnitude_text
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Arm, Record
 from labkit.records.measurement_notes import RequestNote, TrafficNote
@@ -70,17 +70,22 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 values = [(run_value(m.repeats), m) for m in case.metrics]
                 if not values:
                     continue
-                units.update((m.name, m.better) for m in case.metrics)
+                units.update((_word(m.name), m.better) for m in case.metrics)
                 # A name has no spaces, and slashes separate its parts. benchstat cuts a number at
                 # its end (the cores): arm=chunk-256 needs one.
-                words = re.sub(r"\s", "_", case.case).replace("/", "÷")
-                name = f"BenchmarkLabkit/case={words}/arm={record.arm}-{cores}"
-                numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
+                of_case = _word(case.case).replace("/", "÷")
+                name = f"BenchmarkLabkit/case={of_case}/arm={record.arm}-{cores}"
+                numbers = " ".join(f"{value!r} {_word(metric.name)}" for value, metric in values)
                 lines.append(f"{name} 1 {numbers}")
     if not units:
         raise FormatError("--format benchstat needs a metric, and no run of this study has one")
     head = [f"Unit {name} better={better}" for name, better in units.items()]
     return "\n".join([*head, *lines]) + "\n"
+
+
+def _word(name: str) -> str:
+    """Return a name as a single word: benchstat splits a line at spaces."""
+    return re.sub(r"\s", "_", name)
 
 
 def pyperf(analyses: Sequence[CellAnalysis]) -> str:
@@ -272,7 +277,7 @@ def _github_entry(phrases: CellPhrases, row: Row, arm: str) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "unit": row.unit,
         "value": values.median,
-        "range": f"IQR {magnitude_text((values.q3 or 0.0) - (values.q1 or 0.0))}",
+        "range": f"IQR {significant_text((values.q3 or 0.0) - (values.q1 or 0.0), 3)}",
     }
     if comparison is not None:
         entry["extra"] = verdict_sentence(phrases, row, comparison)
