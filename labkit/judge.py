@@ -178,7 +178,7 @@ def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
         need = blocks_needed(c.sd, per_block, criteria.alpha, target, share, df)
         if need is not None and need * per_block > have:
             more = count_text(need * per_block - have, "more run")
-            yield f"{place}: about {more} of each arm would detect {target:g} %"
+            yield f"{place}: about {more} of each arm would detect {abs(target):g} %"
 
 
 if __name__ == "__main__":
