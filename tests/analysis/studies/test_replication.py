@@ -117,3 +117,18 @@ def test_medians_have_their_unit():
     author = MeasuredEffect(baseline_median=12 << 20, median=6 << 20)
     row = ReplicatedRow("c", "all", "peak_kv_bytes", "bytes", "map", author, MeasuredEffect(), "")
     assert [_medians(row, side) for side in (row.author, row.reader)] == ["12.00 → 6.00 MiB", "–"]
+
+
+def test_a_metric_in_another_unit_replicates_nothing(make_cell):
+    def change(record):
+        cases = (
+            replace(case, metrics=tuple(replace(m, unit="ms") for m in case.metrics))
+            for case in record.cases
+        )
+        return replace(record, cases=tuple(cases))
+
+    author, reader = make_cell("a/cell"), make_cell("b/cell", change=change)
+    page = replication_of(*((path.parent, [analyse(path)]) for path in (author, reader)))
+    assert {(row.verdict, row.reason) for row in page.rows} == {
+        ("not decided", "measured in ms here (lower is better)")
+    }
