@@ -9,7 +9,7 @@ import pytest
 from planted_cells import planted_cell, section_table
 from scipy import stats
 
-from labkit.analysis.comparison import validity_gates
+from labkit.analysis.comparison import text_quality, validity_gates
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.comparison.text_quality import (
     IS_UPPER_LIMIT,
@@ -24,6 +24,7 @@ from labkit.analysis.findings.output_quality_sentences import (
     quality_sentences,
     share_text,
 )
+from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.statistics.text_window_intervals import (
     Interval,
     block_jackknife,
@@ -364,3 +365,21 @@ def test_too_few_windows_have_an_estimate_without_an_interval(windows):
         interval = compute(lambda indices: float(kl[indices].mean()), windows)
         assert interval.estimate == pytest.approx(kl.mean())
         assert interval.low is None and interval.high is None
+
+
+@pytest.mark.parametrize(
+    ("agreement", "decided"),
+    [
+        (Interval(0.999, 0.997, 1.0), False),  # its upper limit was cut off at 1
+        (Interval(1.0, 1.0, 1.0), True),
+        (Interval(0.9, 0.85, 0.95), True),
+        (Interval(0.9, None, None), False),
+    ],
+)
+def test_windows_are_scored_until_the_gate_decides(monkeypatch, agreement, decided):
+    """The search ended, and then the gate asked for more windows."""
+    quality = ArmQuality("lossy", 32, 800, {"top1_agreement": agreement})
+    monkeypatch.setattr(text_quality, "text_qualities", lambda *_: [quality])
+    limits = {"top1_agreement": 1.0}
+    assert text_quality.limits_decided(["lossy"], [], limits, 0.95) is decided
+    assert any("is not decided" in line for line in broken_limits(quality, limits)) is not decided
