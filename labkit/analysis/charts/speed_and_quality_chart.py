@@ -9,6 +9,7 @@ from labkit.analysis.document.chart import Chart, padded_range
 from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_classes
 from labkit.analysis.findings.output_quality_sentences import interval_text
 from labkit.analysis.model.cell_model import ArmQuality, Cell
+from labkit.analysis.number_format import percent_text
 from labkit.analysis.statistics.text_window_intervals import Interval
 
 SPEED = "total_tok_s"
@@ -72,7 +73,7 @@ def speed_quality_chart(cell: Cell) -> Chart | None:
         chart.line([(end, y) for end in _known(point.speed)], f"line {style}", point.arm)
         chart.line([(x, end) for end in _known(point.kl)], f"line {style}", point.arm)
         where = ", on the frontier" if point in best else ""
-        tip = f"{point.arm}: {x:+.2f} %, KL {interval_text(point.kl)} nats{where}"
+        tip = f"{point.arm}: {percent_text(x)}, KL {interval_text(point.kl)} nats{where}"
         chart.dot(x, y, style, mark, tip, arm=point.arm)
     add_point_labels(chart, [(p.speed.estimate, p.kl.estimate, p.arm) for p in points])
     return chart

@@ -23,6 +23,7 @@ from labkit.analysis.findings.output_quality_sentences import (
     interval_text,
     quality_sentences,
     share_text,
+    worth_clauses,
 )
 from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.statistics.text_window_intervals import (
@@ -183,7 +184,7 @@ def found(*arms):
 
 def test_the_headline_has_each_arm_s_quality_with_its_interval():
     assert quality_sentences(found(("lossy", 0.1))) == [
-        "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.24 % (90.42 to 94.06) the "
+        "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.23 % (90.41 to 94.06) the "
         "same next token."
     ]
     assert quality_sentences(Findings(("b",), "a")) == []
@@ -383,3 +384,16 @@ def test_windows_are_scored_until_the_gate_decides(monkeypatch, agreement, decid
     limits = {"top1_agreement": 1.0}
     assert text_quality.limits_decided(["lossy"], [], limits, 0.95) is decided
     assert any("is not decided" in line for line in broken_limits(quality, limits)) is not decided
+
+
+def test_shares_below_1_are_never_100_percent():
+    assert share_text(Interval(0.99996, 0.9993, 1.0)) == "99.99 % (99.93 to 100.00)"
+    agreement = OutputAgreement("lossy", 1, 2, 0.9996)
+    report = SimpleNamespace(identity=IdentityReport("b0", (), (agreement,)))
+    table = section_table(outputs_section, CELL, RECORDS, analysis=report)
+    assert table.cells(agreement)[2] == "99.9%"
+    nearly = replace(scored().qualities["lossy"], metrics={
+        "kl_mean": Interval(0.1, None, None), "top1_agreement": Interval(0.9996, None, None)
+    })  # fmt: skip
+    findings = Findings(("lossy",), "base", qualities=(nearly,))
+    assert next(worth_clauses(findings, "lossy")).endswith(", 99.9 % of next tokens are the same")
