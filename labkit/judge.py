@@ -168,7 +168,7 @@ def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
         need = blocks_to_decide(c, criteria, per_block)
         if need is not None and need * per_block > have:
             more = count_text(need * per_block - have, "more run")
-            target = target_effect_pct(c.effect_pct or 0.0)
+            target = abs(target_effect_pct(c.effect_pct or 0.0))
             yield f"{place}: about {more} of each arm would detect {target:g} %"
 
 

@@ -82,8 +82,11 @@ def subjects(
                 f"--on {name}: no override can drop arm {dotted}, whose name has a dot; rename it",
             )
             for arm, overrides in arms.items():
-                pair = {BASE: {**overrides, "environment": dict(base)}}
-                pair[HEAD] = {**overrides, "environment": dict(head)}
+                own = _environment(f"--on {name}: arm {arm}", overrides)
+                pair = {
+                    BASE: {**overrides, "environment": {**own, **base}},
+                    HEAD: {**overrides, "environment": {**own, **head}},
+                }
                 found.append(
                     Subject(
                         f"{name} ({arm})" if len(arms) > 1 else name,
@@ -100,10 +103,30 @@ def subjects(
     return found
 
 
+def _environment(where: str, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an arm's own environment, to which a revision is added; refuse one that has it."""
+    own = overrides.get("environment", {})
+    require(isinstance(own, Mapping), f"{where}: environment must be a map, not {own!r}")
+    fixed = next((key for key in ("python", "revision", "repository") if key in own), None)
+    require(
+        fixed is None,
+        f"{where} has an environment.{fixed} of its own, to which no revision can be added",
+    )
+    return dict(own)
+
+
 def _without_claims(ablation: Ablation) -> list[str]:
-    """Return the overrides that drop an ablation's claim about outputs, and what needs it."""
+    """Return the overrides that drop an ablation's claim about outputs, and what needs it.
+
+    Claims about arms of the ablation that are called as the two of a study are dropped, too.
+    """
     limits = (f"ablation.claims.quality.{name}=null" for name in ablation.claims.quality.limits())
     dropped = ["ablation.claims.identity=none", *limits]
+    dropped += [
+        f"~ablation.claims.engaged.{arm}" for arm in (BASE, HEAD) if arm in ablation.claims.engaged
+    ]
+    if {BASE, HEAD} & set(ablation.claims.out_of_memory):
+        dropped.append("ablation.claims.out_of_memory=[]")
     if OUTPUTS in ablation.metrics:
         others = ",".join(name for name in ablation.metrics if name != OUTPUTS)
         dropped.append(f"ablation.metric=[{others}]" if others else "ablation.metric=null")

@@ -77,7 +77,7 @@ def test_load_gives_the_same_frames(study, archive):
 
 
 def test_the_stored_runs_are_not_needed(study, archive, monkeypatch):
-    monkeypatch.setattr("labkit.analysis.studies.data_frames.STORED_FORMAT", 2)
+    monkeypatch.setattr("labkit.analysis.studies.data_frames.STORED_FORMAT", 3)
     with pytest.warns(UserWarning, match="24 of 24 records have no digest"):
         frame = load(archive)
     monkeypatch.undo()

@@ -126,8 +126,19 @@ def test_the_summary_is_a_table():
     results = list(row_results("chat", cell("worse", -4.0, -1.0), "head"))
     text = markdown("b against a", {"chat": results}, 2)
     assert text.startswith("### Worse: b against a\n")
-    row = r"| chat | a\|b | total_tok_s | 1,234.5 tok/s | +0.1 | -4.0 to -1.0 | 0.5 | worse |"
+    row = r"| chat | a\|b | total_tok_s | 1,234.5 tok/s | +0.1 | −4.0 to −1.0 | 0.50 | worse |"
     assert text.splitlines()[6] == row
+
+
+def test_numbers_of_the_summary_have_the_digits_and_signs_of_every_table():
+    """A change that rounds to 0 has no sign, and minus is no hyphen."""
+    planted = cell("inconclusive", -0.04, 0.04)
+    ((one, control),) = (row.comparisons for row in planted.rows)
+    small = dataclasses.replace(one, effect_pct=-0.0001, p_adjusted=0.99996)
+    rows = [dataclasses.replace(planted.rows[0], comparisons=(small, control))]
+    results = list(row_results("chat", dataclasses.replace(planted, rows=rows), "head"))
+    text = markdown("b against a", {"chat": results}, 2)
+    assert "| 0.00 | −0.04 to +0.04 | 1.00 |" in text.splitlines()[6]
 
 
 def test_the_summary_has_a_picture_in_characters():
@@ -135,12 +146,12 @@ def test_the_summary_has_a_picture_in_characters():
     *_, fence, bar, scale, end = markdown("b against a", {"chat": results}, 2).splitlines()
     assert (fence, end) == ("```text", "```")
     assert bar == "chat a|b total_tok_s  ├─────────────────┤     │●          ┊"
-    assert scale == "                      -4 %                    0                    +4 %"
-    assert bar.index("│") == scale.index("0") and bar.index("├") == scale.index("-")
+    assert scale == "                      −4 %                    0                    +4 %"
+    assert bar.index("│") == scale.index("0") and bar.index("├") == scale.index("−")
     assert "```" not in markdown("b against a", {"chat": []}, 2)
     wide = [*row_results("chat", cell("better", 10.0, 1526.4), "head")]
     *_, scale, end = markdown("b against a", {"chat": wide}, 2).splitlines()
-    assert scale.split() == ["-1,526", "%", "0", "+1,526", "%"]
+    assert scale.split() == ["−1,526", "%", "0", "+1,526", "%"]
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +272,37 @@ def test_metrics_beside_that_of_the_outputs_stay(studies, tmp_path):
     (tmp_path / "ablation" / "mine.yaml").write_text(f"name: mine\n{text}")
     _, (one,) = studies("HEAD~1", "--on", "mine", "--config-dir", str(tmp_path))
     assert one.metrics == ("ttft_p50_ms",)
+
+
+@pytest.mark.parametrize("tested", ["base", "mine"])
+def test_claims_about_an_arm_called_base_are_not_those_of_a_revision(studies, tmp_path, tested):
+    """They were checked in the base of every arm's study, and failed there."""
+    (tmp_path / "ablation").mkdir()
+    claims = "claims: {engaged: {base: [resolver.binary_search]}, out_of_memory: [base]}\n"
+    arms = "{base: {engine.attention.resolver: binary_search}, mine: {engine.threads: 1}}"
+    (tmp_path / "ablation" / "own.yaml").write_text(f"name: own\narms: {arms}\n{claims}")
+    code, cells = studies("HEAD~1", "--on", "own", "--config-dir", str(tmp_path))
+    one = cells[["base", "mine"].index(tested)]
+    assert code == 0 and [arm.engaged for arm in one.arms] == [()] * 3
+    assert not any(arm.out_of_memory for arm in one.arms)
+
+
+def test_both_revisions_have_the_environment_of_an_arm(studies, tmp_path, capsys):
+    """Without it, an arm of other versions was tested with the installed ones."""
+    (tmp_path / "ablation").mkdir()
+    own = tmp_path / "ablation" / "own.yaml"
+    own.write_text("name: own\narms: {a: {environment: {requirements: [mlx==1]}}}\n")
+    words = ("HEAD~1", "--on", "own", "--config-dir", str(tmp_path))
+    code, (one,) = studies(*words)
+    assert code == 0 and all(arm.environment["requirements"] == ["mlx==1"] for arm in one.arms)
+    assert len({arm.environment["revision"] for arm in one.arms}) == 2
+    for environment, why in (
+        ("{revision: main}", "arm a has an environment.revision of its own"),
+        ("{python: python3}", "arm a has an environment.python of its own"),
+        ("main", "arm a: environment must be a map, not 'main'"),
+    ):
+        own.write_text(f"name: own\narms: {{a: {{environment: {environment}}}}}\n")
+        assert studies(*words)[0] == 2 and f"--on own: {why}" in capsys.readouterr().err
 
 
 def test_commits_do_not_share_a_folder(studies, monkeypatch):

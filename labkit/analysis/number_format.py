@@ -87,7 +87,7 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Write a p-value: two significant digits, never 0."""
+    """Write a p-value: two significant digits, one below 0.0001, never 0."""
     if p is None:
         return UNKNOWN
     if p >= 0.0995:
@@ -108,6 +108,12 @@ def bound_text(bound: float) -> str:
     """Write an upper bound: like :func:`magnitude_text`, but rounded up."""
     scale = 1 if bound >= 100 else 10 if bound >= 0.095 else 100
     return magnitude_text(math.ceil(round_digits(bound * scale)) / scale)
+
+
+def share_pct_text(share: float, digits: int) -> str:
+    """Write a share in percent, rounded down: a share below 1 is never 100, or a limit not kept."""
+    scale = 10**digits
+    return f"{math.floor(round_digits(100 * scale * share)) / scale:.{digits}f}"
 
 
 def machine_words(environment: Mapping[str, Any]) -> list[str]:

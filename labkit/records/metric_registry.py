@@ -112,7 +112,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
     MetricDefinition(
         "total_tok_s", "tok/s", "higher", ("requests", "scoring"), "throughput",
-        "Prompt and output tokens per second; in a scoring workload, scored tokens.",
+        "Prompt and output tokens per second; in a scoring workload, tokens of the scored windows.",
         _count("process", "tokens", "per second"), is_speed=True,
     ),
     MetricDefinition(

@@ -330,8 +330,8 @@ def cell_obstacles(cell: AuthorsCell, reader: ReaderOptions) -> Iterator[str]:
 
 def _digests(arm: Arm, reason: str) -> str:
     """Return what to set and the digests of the files that a reason names, or nothing."""
-    inputs = {n: digest for n, digest in arm.inputs.items() if f"{_option(n)}=" in reason}
-    keys = " and ".join(dict.fromkeys(map(_option, inputs)))
+    inputs = {n: digest for n, digest in arm.inputs.items() if f"{option_of(n)}=" in reason}
+    keys = " and ".join(dict.fromkeys(map(option_of, inputs)))
     names = ", ".join(f"{name} {digest}" for name, digest in inputs.items())
     return f"; set {keys} to your copy of the author's (SHA-256: {names})" if inputs else ""
 

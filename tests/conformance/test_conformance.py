@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from labkit.engine.attention.backend_factory import BACKEND_METHODS
 
 from labkit import check
 from labkit.config import RESOLVERS
@@ -20,7 +19,7 @@ from labkit.conformance.engine_checks import (
     queue_checks,
 )
 from labkit.conformance.workload_and_source_checks import source_checks, workload_checks
-from labkit.engine.attention import sequence_resolvers
+from labkit.engine.attention import BACKEND_METHODS, sequence_resolvers
 from labkit.engine.scheduler.scheduling_policies import QUEUE_KEYS
 from labkit.kernel_constants import BQ
 from labkit.workload.tokenized_prompt import Prompt

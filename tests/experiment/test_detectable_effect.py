@@ -10,9 +10,15 @@ from labkit.analysis.statistics.power import (
     single_row_mde_pct,
 )
 from labkit.config import Case, Design, Engine, Isolation, PlannedLook
-from labkit.experiment.schedule import doctor_noise_cache, noise_history, power_forecast
+from labkit.experiment.schedule import (
+    doctor_noise_cache,
+    noise_history,
+    plan_preview,
+    power_forecast,
+)
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.noise_history import StudyHistory
+from labkit.records import Arm
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
@@ -21,7 +27,7 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
         {"arm": name, "sd": sd, "alpha_row": alpha_row, "level": level, "blocks": blocks}
         for name in names
     ]
-    row = {"metric": "x", "primary": True, "skipped": None, "comparisons": comparisons}
+    row = {"metric": "dispatch_us", "primary": True, "skipped": None, "comparisons": comparisons}
     other = {"metric": "y", "primary": False, "skipped": None}
     other["comparisons"] = [{**comparisons[0], "sd": 9.0}]
     roles = [{"name": "base", "role": "baseline"}, *({"name": n, "role": "arm"} for n in names)]
@@ -29,7 +35,7 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
     return {"arms": roles, "rows": [row, row, other], "design": design}
 
 
-def forecast(design, tmp_path, arms=1, cases=10, metrics=()):
+def forecast(design, tmp_path, arms=1, cases=10, metrics=("dispatch_us",), states=1):
     cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
     experiment = SimpleNamespace(
         workload=SimpleNamespace(has_engine=True, times_kernels=bool(cases), cases=cases),
@@ -42,9 +48,8 @@ def forecast(design, tmp_path, arms=1, cases=10, metrics=()):
         experiments=dict.fromkeys(range(len(roles)), experiment),
         metrics=metrics,
     )
-    return power_forecast.detectable_effect_line(
-        SimpleNamespace(design=design), composed, StudyHistory(tmp_path)
-    )
+    cell = SimpleNamespace(design=design, cases=cases, rows_of=lambda cases: cases * states)
+    return power_forecast.detectable_effect_line(cell, composed, StudyHistory(tmp_path))
 
 
 @pytest.fixture
@@ -100,6 +105,10 @@ def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_pat
     assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.025, 0.2):.1f} % at best" in message
     one = forecast(Design(blocks=12), tmp_path, arms=1, cases=0)  # requests: one row
     assert f"detects {single_row_mde_pct(0.01, 12, 1, 0.05):.1f} % at best" in one
+    speeds = ("total_tok_s", "output_tok_s")
+    four = single_row_mde_pct(0.01, 12, 1, 0.05, 0.25)
+    for rows in ({"cases": 2, "metrics": speeds}, {"cases": 2, "states": 2}):
+        assert f"detects {four:.1f} % at best" in forecast(Design(blocks=12), tmp_path, **rows)
 
 
 def test_pilot_noise_wins_over_the_noise_within_a_process(monkeypatch, tmp_path):
@@ -149,6 +158,28 @@ def test_the_doctor_knows_nothing_of_latencies(monkeypatch, tmp_path):
     design = Design(blocks=8, isolation=Isolation.in_process)
     assert "the doctor" in forecast(design, tmp_path, metrics=("total_tok_s",))
     assert "is not known" in forecast(design, tmp_path, metrics=("total_tok_s", "e2e_p50_ms"))
+
+
+@pytest.mark.parametrize("metrics", [(), ("my_score",), ("total_tok_s", "my_score")])
+def test_the_doctor_knows_nothing_of_a_metric_of_one_s_own(monkeypatch, tmp_path, metrics):
+    """Not even its name is known before the first run if the workload's class is one's own."""
+    monkeypatch.setattr(doctor_noise_cache, "load_noise_sd", lambda: 0.01)
+    monkeypatch.setattr(doctor_noise_cache, "load_pilot_noise", lambda kind: None)
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way: iter(()))
+    assert "is not known" in forecast(Design(blocks=12), tmp_path, metrics=metrics)
+
+
+def test_a_plan_gives_no_direction_of_a_metric_of_one_s_own():
+    """Its records say which values are better; the plan said that the lower are."""
+    cell = SimpleNamespace(
+        question=None,
+        metrics=("my_score", "total_tok_s"),
+        design=Design(),
+        arms=[Arm("base", "baseline", {}, {})],
+    )
+    line, _ = plan_preview._question_lines(cell)
+    known = "throughput (tok/s, higher is better)"
+    assert line == f"metric: my_score; {known}; equivalent within ±2 %"
 
 
 def test_noise_too_large_to_plan_with_is_unknown(monkeypatch, tmp_path):

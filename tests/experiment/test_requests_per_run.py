@@ -23,7 +23,7 @@ from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import blocks_per_cell, plan_preview
 from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits
+from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits, pilot_of
 from labkit.experiment.schedule.time_allocation import CellPilot
 from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
 from labkit.workload.measurement import CasePilot
@@ -341,3 +341,28 @@ def test_windows_are_scored_until_a_declared_look_decides_the_limits(
     assert f"{planned.design.blocks} blocks with {windows} of 64 windows per run" in timing.lines[0]
     wider = text_qualities(["base", "new"], analysis.data.records)[1].metrics["kl_mean"]
     assert one.metrics["kl_mean"].low < wider.low < wider.high < one.metrics["kl_mean"].high
+
+
+def test_windows_vary_as_much_more_as_are_scored_together():
+    """A round has one rate, the mean over its windows; it was taken for that of each window."""
+    rates = {"base": (1.0, 1.0, 1.0, 1.0), "control": (1.1, 0.9, 1.2, 1.0)}
+    roles = {"base": "baseline", "control": "control"}
+
+    def sd(count, together, case_of):
+        records = [
+            SimpleNamespace(ok=True, arm=arm, role=roles[arm], cases=[case_of(values)],
+                            seconds={"process": 2.0}, start_up_s=1.0)
+            for arm, values in rates.items()
+        ]  # fmt: skip
+        return pilot_of(records, count, together).cases[0].sd
+
+    def scored(values):
+        return CaseRecord("all", None, (Metric("total_tok_s", "tok/s", "higher", True, values),))
+
+    def served(values):
+        each = [{"id": str(i), "e2e_ms": value} for i, value in enumerate(values)]
+        return CaseRecord("all", notes={"requests": each})
+
+    of_round = sd(4, 1, served)
+    assert of_round > 0 and sd(4, 4, served) == pytest.approx(2 * of_round)
+    assert sd(16, 4, scored) == pytest.approx(2 * of_round)

@@ -48,7 +48,7 @@ def test_a_request_is_admitted_at_the_beginning_of_its_first_step():
     entries, _ = run(Engine(), 3, 0.5, 4)
     assert [entry.admitted for entry in entries] == [1.0, 1.5, 2.0]
     for entry in entries:
-        entry.chunk_times, entry.tokens = [3.0], [1]
+        entry.chunk_times, entry.tokens, entry.finish = [3.0], [1], "length"
     assert [n["admitted_ms"] for n in request_notes(entries)] == [0.0, 500.0, 1000.0]
 
 
@@ -65,7 +65,7 @@ def test_an_engine_that_cannot_be_looked_into_leaves_its_columns_out():
     entries, report = run(object(), 2, 1.0, 3)
     assert "kv_used_bytes" not in report and report["rss_bytes"] == [7] * 3
     assert entries[0].admitted is None
-    entries[0].chunk_times, entries[0].tokens = [2.0], [1]
+    entries[0].chunk_times, entries[0].tokens, entries[0].finish = [2.0], [1], "length"
     assert "admitted_ms" not in request_notes(entries[:1])[0]
 
 

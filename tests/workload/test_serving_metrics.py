@@ -140,6 +140,13 @@ def test_notes_carry_each_request_s_own_times():
     assert notes[0]["itl_ms"] == [500.0]
 
 
+def test_times_count_from_the_first_arrival_even_of_a_refused_request():
+    """The memory's timeline begins there; the bars of requests are drawn beside it."""
+    refused = ServedRequest("x", 4, 8.0, finish="error", error="no room")
+    (note,) = request_notes([refused, served("a", 2, 10.0, [11.0])])
+    assert (note["id"], note["submitted_ms"], note["ttft_ms"]) == ("a", 2000.0, 1000.0)
+
+
 TIMELINE = [
     # Sent, chunks, tokens: TTFT 0.5, 1.0, 2.0; TPOT 0.25, 1.0, none; E2E 1.5, 2.0, 2.0.
     served("a", 4, 0.0, [0.5, 1.0, 1.5], tokens=[1] * 5),

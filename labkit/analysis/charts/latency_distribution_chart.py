@@ -52,6 +52,8 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
         if beyond:
             share = significant_text(100 * beyond, 2)
             caption += f"; the slowest (at most {share} % of an arm's) are beyond the right edge"
+        if analysis.data.keeps_stalls:
+            caption += "; without stalls, which the times of the tables include"
         yield caption, chart
 
 

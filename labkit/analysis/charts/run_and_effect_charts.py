@@ -21,7 +21,7 @@ from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import magnitude_text, scaled, unit_name
+from labkit.analysis.number_format import magnitude_text, percent_text, scaled, unit_name
 
 ARM_HEIGHT = 13  # per arm, in a row with several arms
 MAX_ROWS = 40  # the table shows the intervals of all rows
@@ -266,7 +266,7 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
         if c is not None and c.effect_pct is not None:
             y = middle + ((len(arms) - 1) / 2 - place) * step
             word = verdict_word(c.verdict, row.metric, row.unit, row.better)
-            tip = f"{cell.row_name(row)}, {arm}: {c.effect_pct:+.2f} %, {word}"
+            tip = f"{cell.row_name(row)}, {arm}: {percent_text(c.effect_pct)}, {word}"
             chart.effect(c.effect_pct, c.ci_pct, y, styles[arm], tip, arm)
 
 

@@ -181,6 +181,22 @@ class CellData(ArmsByRole):
         return {host: tuple(sorted(blocks)) for host, blocks in hosts.items()}
 
     @cached_property
+    def stalls(self) -> StallAttribution | None:
+        """The attribution of interleaved arms' stalls; None if there were none."""
+        takes_turns = Isolation(self.design.isolation).takes_turns
+        return attribute_stalls(self.records, self.arms) if takes_turns else None
+
+    @property
+    def keeps_stalls(self) -> bool:
+        """Whether there were stalls, and verdicts are about times with them."""
+        return self.stalls is not None and self.stalls.kept_reason is not None
+
+    @cached_property
+    def judged_records(self) -> tuple[Record, ...]:
+        """The records with the times that verdicts are about: with stalls if these are kept."""
+        return as_measured(self.records) if self.keeps_stalls else self.records
+
+    @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
         """Mean log of the machine probe's times (us) before each arm, by (block, position)."""
         return probe_values(self.records)
@@ -523,7 +539,7 @@ def _rows(
     interleaved = Isolation(data.design.isolation).takes_turns
     paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline, data.design.metrics))
-    stalls = attribute_stalls(data.records, data.arms) if interleaved else None
+    stalls = data.stalls
     if stalls is None and not any(row.has_slow_launches for row in rows):
         return rows, (), None
     with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.design.metrics))

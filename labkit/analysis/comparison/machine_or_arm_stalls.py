@@ -49,7 +49,7 @@ from labkit.analysis.statistics.permutation_test import (
     smallest_p,
     two_sided_p,
 )
-from labkit.records import Arm, CaseRecord, Record
+from labkit.records import Arm, CaseRecord, Metric, Record
 
 OWN_WORK_ALPHA, COARSE_OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.01, 0.05
 Z_80 = 1.2816  # normal quantile for a two-sided 80 % interval
@@ -173,17 +173,30 @@ def _unclear_reason(arm: str, base: str, p: float, processes: int, limit: float)
 
 
 def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the records with their times as measured, stalls included."""
+    """Return the records with their times as measured, stalls included.
+
+    So is the number of requests within the limits. The times of single requests stay without
+    stalls: they were recorded in no other way.
+    """
     return tuple(replace(r, cases=tuple(map(_as_measured, r.cases))) for r in records)
 
 
 def _as_measured(case: CaseRecord) -> CaseRecord:
-    times = case.known_notes.get("as_measured", {})
-    metrics = (
+    times, notes = case.known_notes.get("as_measured", {}), case.notes
+    metrics = tuple(
         replace(m, repeats=tuple(np.atleast_1d(times[m.name]).tolist())) if m.name in times else m
         for m in case.metrics
     )
-    return replace(case, metrics=tuple(metrics))
+    traffic = case.known_notes.get("traffic", {})
+    if times and "good" in traffic:
+        notes = {**notes, "traffic": {**traffic, "good": _num_good(metrics)}}
+    return replace(case, metrics=metrics, notes=notes)
+
+
+def _num_good(metrics: Sequence[Metric]) -> int:
+    """Return how many requests were within the limits, by the metrics of their case."""
+    values = {metric.name: metric.repeats[0] for metric in metrics}
+    return round(values["goodput_req_s"] * values["wall_s"])
 
 
 def _stalled_by_arm(

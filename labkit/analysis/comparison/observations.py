@@ -140,15 +140,18 @@ class MetricRow:
     def pair(self, baseline: str, arm: str) -> MetricRow:
         """Return the row in which two arms are compared, whatever the values of other arms are.
 
-        It is this row, unless a value is 0 and that is a result (such as a goodput of 0). If a
-        value of the two is, they are compared by differences, in units of the baseline's mean. If
-        that is 0, the unit is the metric's own, and the difference has no percentage.
+        It is this row, or that of the two alone if a value is not above 0. If one of theirs is 0,
+        and that is a result (such as a goodput of 0), they are compared by differences, in units of
+        the baseline's mean. If that is 0, the unit is the metric's own, and the difference has no
+        percentage.
         """
-        if self.positive or not metric_definition(self.metric, self.unit).zero_is_result:
+        if self.positive:
             return self
         own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
         row = replace(self, arms=own)
-        if not row.positive:
+        if row.is_computed:  # whether a row is tested does not depend on the pair
+            return self
+        if not row.positive and metric_definition(self.metric, self.unit).zero_is_result:
             row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or 1.0
         return row
 
@@ -318,6 +321,11 @@ def _row(
             over_rounds=over_rounds,
         )
         rows[metric.name] = row
+    if (row.unit, row.better) != (metric.unit, metric.better):
+        raise RecordError(
+            f"{file}: {case.case!r} has {metric.name} in {metric.unit} ({metric.better} is "
+            f"better), but other runs have it in {row.unit} ({row.better} is better)"
+        )
     return row
 
 

@@ -179,8 +179,8 @@ def broken_limits(
     unless it is 0: the arm predicts what the baseline does.
     """
     for name, limit in limits.items():
-        interval, is_upper = quality.metrics[name], IS_UPPER_LIMIT[name]
-        bound = f"{'at most' if is_upper else 'at least'} {limit:g}"
+        interval = quality.metrics[name]
+        bound = f"{'at most' if IS_UPPER_LIMIT[name] else 'at least'} {limit:g}"
         if interval.low is None or interval.high is None:
             yield f"{name} is not decided: too few windows for an interval"
             continue
@@ -188,9 +188,7 @@ def broken_limits(
             f"{significant_text(interval.estimate, 4)} ({significant_text(interval.low, 4)} to "
             f"{significant_text(interval.high, 4)})"
         )
-        inside, outside = interval.high <= limit, interval.low > limit
-        if not is_upper:
-            inside, outside = interval.low >= limit, interval.high < limit
+        inside, outside = _sides(name, interval, limit)
         if outside:
             yield f"{name} is {extent}, and must be {bound}"
         elif name == "kl_mean" and is_bound and interval.high > 0:
@@ -203,6 +201,14 @@ def broken_limits(
             yield f"{name} is not decided: {extent} reaches across {bound}; score more windows"
 
 
+def _sides(name: str, interval: Interval, limit: float) -> tuple[bool, bool]:
+    """Return whether an interval lies within its metric's limit, and whether outside of it."""
+    low, high = interval.low, interval.high
+    if low is None or high is None:
+        return False, False
+    return (high <= limit, low > limit) if IS_UPPER_LIMIT[name] else (low >= limit, high < limit)
+
+
 def limits_decided(
     arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float], confidence: float
 ) -> bool:
@@ -213,8 +219,6 @@ def limits_decided(
 
 
 def _undecided(quality: ArmQuality, limits: Mapping[str, float]) -> bool:
-    intervals = ((quality.metrics[name], limit) for name, limit in limits.items())
     return any(
-        one.low is None or one.high is None or (one.low < limit < one.high)
-        for one, limit in intervals
+        not any(_sides(name, quality.metrics[name], limit)) for name, limit in limits.items()
     )

@@ -6,7 +6,7 @@ of the affected arms invalid. A failure of the baseline or the control affects e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,24 +88,30 @@ def healthy(
             None,
             f"run {record.run} failed ({record.outcome})",
         )
+    for reason, cause in machine_failures(records, across_hosts):
+        gate.fail(reason, None, cause)
+    for unserved in unserved_errors(records):
+        gate.fail(*unserved)
+    return gate
+
+
+def machine_failures(records: Sequence[Record], across_hosts: bool) -> Iterator[tuple[str, str]]:
+    """Yield the reason and cause of what makes all times of a cell doubtful.
+
+    It is swap that grew, a client that was often late, or a host that changed.
+    """
     for record in records:
         growth = _used_swap(record.environment_end) - _used_swap(record.environment)
         if growth > SWAP_GROWTH_BYTES:
-            gate.fail(
-                f"{record.run}: swap grew by {growth / 2**20:.0f} MiB during the run",
-                None,
-                f"swap grew in {record.run}",
-            )
+            reason = f"{record.run}: swap grew by {growth / 2**20:.0f} MiB during the run"
+            yield reason, f"swap grew in {record.run}"
     for record in server_arm_caveats.often_late_runs(records):
         for late in server_arm_caveats.lateness_errors(record):
-            gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
-    for unserved in unserved_errors(records):
-        gate.fail(*unserved)
+            yield f"{record.run}: {late}", f"the client was late in {record.run}"
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:
             runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
-            gate.fail(f"runs are from different hosts: {runs}", None, "the host changed")
-    return gate
+            yield f"runs are from different hosts: {runs}", "the host changed"
 
 
 def _own_failures(records: Sequence[Record]) -> Iterable[list[Record]]:

@@ -11,9 +11,11 @@ The first rule that applies decides:
    blocks are still to run, or no interim look was declared at this number of blocks);
 5. the interval lies inside the margin: ``trivial`` if the difference is significant, else
    ``equivalent``. The verdict is ``inconclusive`` instead if the A/A control's unadjusted
-   interval in the same row exceeds the margin. Where the baseline is 0 in every run, a margin in
+   interval in the same row exceeds the margin, or if ``trivial`` would claim a direction (as in
+   rule 6) that the interval contradicts. Where the baseline is 0 in every run, a margin in
    percent does not exist, and these words are not given;
-6. ``better`` or ``worse``: the adjusted p is at most alpha;
+6. ``better`` or ``worse``: the adjusted p is at most alpha. ``inconclusive`` instead if a typical
+   run differs in one direction and the mean of all runs, which the interval is about, in the other;
 7. ``inconclusive``, with the smallest detectable effect.
 
 Interval and p are simultaneous over the rows and arms: the probability that a study claims a
@@ -100,25 +102,31 @@ def judge(
             f"(smallest: {comparison.p_floor:.2g})",
         )
     significant = comparison.p_adjusted <= criteria.alpha
+    # p and the interval are about the mean of the runs, the effect is that of a typical run.
+    means = comparison.ci_pct if comparison.difference is None else comparison.difference_ci
+    directions_differ = significant and means is not None and effect * sum(means) <= 0
     if comparison.equivalence is not None and comparison.equivalence.p <= criteria.alpha:
         if _exceeds_margin(control, criteria.margin_pct):
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
-        bound = comparison.equivalence.bound_pct
-        size = None if bound is None else f"any difference is within ±{bound_text(bound)} %"
-        return Verdict("trivial" if significant else "equivalent", size)
+        if not directions_differ:
+            bound = comparison.equivalence.bound_pct
+            size = None if bound is None else f"any difference is within ±{bound_text(bound)} %"
+            return Verdict("trivial" if significant else "equivalent", size)
+    if directions_differ:
+        return Verdict("inconclusive", DIRECTIONS_DIFFER)
     if significant:
-        # p and the interval are about the mean of the runs, the effect is that of a typical run.
-        means = comparison.ci_pct if comparison.difference is None else comparison.difference_ci
-        if means is not None and effect * sum(means) <= 0:
-            return Verdict("inconclusive", DIRECTIONS_DIFFER)
         up = effect > 0
         return Verdict("better" if up == (better == "higher") else "worse")
     return Verdict("inconclusive", _power_reason(comparison, criteria))
 
 
 def target_effect_pct(effect_pct: float) -> float:
-    """Return the effect that a new study should detect: the estimated one, but at least 1 %."""
-    return max(1.0, abs(round(effect_pct, 1)))
+    """Return the effect that a new study should detect: the estimated one, but at least 1 %.
+
+    It has the estimate's sign, because a decrease is the larger log ratio: -50 % is that of +100 %.
+    """
+    size = max(1.0, abs(round(effect_pct, 1)))
+    return size if effect_pct >= 0 else -min(size, 99.9)
 
 
 def blocks_to_decide(
@@ -156,7 +164,7 @@ def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:
         and comparison.alpha_row is not None
     ):
         text = f"smallest detectable effect: {magnitude_text(comparison.mde_pct)} %"
-        target = target_effect_pct(comparison.effect_pct)
+        target = abs(target_effect_pct(comparison.effect_pct))
         need = blocks_to_decide(comparison, criteria)
         if need is None:
             text += f"; detecting {target:g} % would need more than 1,000 blocks"

@@ -46,7 +46,8 @@ class CellSource:
 
     @property
     def records(self) -> Sequence[Record]:
-        return self.analysis.data.records
+        """The cell's records, with the times that its verdicts are about."""
+        return self.analysis.data.judged_records
 
 
 Source = TypeVar("Source", bound=CellSource)

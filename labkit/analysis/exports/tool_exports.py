@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.comparison.cell_analysis import CellAnalysis, CellData
+from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.comparison.text_quality import limit_fields
@@ -22,7 +22,7 @@ from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import magnitude_text
+from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Arm, Record
 from labkit.records.measurement_notes import RequestNote, TrafficNote
@@ -36,6 +36,7 @@ COMPARISON_COLUMNS = (
     "p", "p_adjusted", "p_floor", "mde_pct", "wins", "blocks", "verdict", "reason", "difference",
     "as_measured_pct",
 )  # fmt: skip
+WITHOUT_STALLS = "without stalls, which the times of the report include"
 
 
 class FormatError(ValueError):
@@ -45,7 +46,7 @@ class FormatError(ValueError):
 def _measured(analysis: CellAnalysis) -> list[Record]:
     """Return the runs with measurements. The baseline comes first, as tools compare with it."""
     order = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
-    records = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
+    records = [r for r in analysis.data.judged_records if r.outcome in MEASURED_OUTCOMES]
     return sorted(records, key=lambda r: order[r.arm])
 
 
@@ -69,17 +70,22 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 values = [(run_value(m.repeats), m) for m in case.metrics]
                 if not values:
                     continue
-                units.update((m.name, m.better) for m in case.metrics)
+                units.update((_word(m.name), m.better) for m in case.metrics)
                 # A name has no spaces, and slashes separate its parts. benchstat cuts a number at
                 # its end (the cores): arm=chunk-256 needs one.
-                words = re.sub(r"\s", "_", case.case).replace("/", "÷")
-                name = f"BenchmarkLabkit/case={words}/arm={record.arm}-{cores}"
-                numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
+                of_case = _word(case.case).replace("/", "÷")
+                name = f"BenchmarkLabkit/case={of_case}/arm={record.arm}-{cores}"
+                numbers = " ".join(f"{value!r} {_word(metric.name)}" for value, metric in values)
                 lines.append(f"{name} 1 {numbers}")
     if not units:
         raise FormatError("--format benchstat needs a metric, and no run of this study has one")
     head = [f"Unit {name} better={better}" for name, better in units.items()]
     return "\n".join([*head, *lines]) + "\n"
+
+
+def _word(name: str) -> str:
+    """Return a name as a single word: benchstat splits a line at spaces."""
+    return re.sub(r"\s", "_", name)
 
 
 def pyperf(analyses: Sequence[CellAnalysis]) -> str:
@@ -124,11 +130,12 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
 
     Names and definitions are vLLM's: TTFT is the time from sending to the first token, TPOT is
     ``(E2E - TTFT) / (tokens - 1)``, and ITL is per chunk, pooled over all requests. Summary
-    statistics are in ms, the lists per request in seconds. Texts are not recorded, so
-    ``generated_texts`` is left out. Raises ``FormatError`` if there is no request workload, or its
-    requests' times were not recorded.
+    statistics are in ms, the lists per request in seconds. All times are without stalls: those of
+    single requests are recorded in no other way. Where the report's times are with stalls, each
+    run says so as ``times``. Texts are not recorded, so ``generated_texts`` is left out. Raises
+    ``FormatError`` if there is no request workload, or its requests' times were not recorded.
     """
-    runs = [run for analysis in analyses for run in _vllm_runs(analysis.data)]
+    runs = [run for analysis in analyses for run in _vllm_runs(analysis)]
     if not runs:
         raise FormatError(
             "--format vllm needs a request workload with recorded times, and this study has none"
@@ -136,7 +143,9 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
     return json.dumps(runs, indent=1) + "\n"
 
 
-def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
+def _vllm_runs(analysis: CellAnalysis) -> Iterator[dict[str, Any]]:
+    data = analysis.data
+    note = {"times": WITHOUT_STALLS} if data.keeps_stalls else {}
     arms = {arm.name: arm for arm in data.arms}
     for number, record in enumerate(data.records):
         for case in record.cases:
@@ -144,7 +153,7 @@ def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
             if requests and record.outcome in MEASURED_OUTCOMES:
                 traffic = case.known_notes.get("traffic") or {}
                 sent = [_from_sending(request) for request in requests]
-                yield _vllm_run(number, record, arms[record.arm], sent, traffic)
+                yield {**_vllm_run(number, record, arms[record.arm], sent, traffic), **note}
 
 
 def _from_sending(request: RequestNote) -> RequestNote:
@@ -268,7 +277,7 @@ def _github_entry(phrases: CellPhrases, row: Row, arm: str) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "unit": row.unit,
         "value": values.median,
-        "range": f"IQR {magnitude_text((values.q3 or 0.0) - (values.q1 or 0.0))}",
+        "range": f"IQR {significant_text((values.q3 or 0.0) - (values.q1 or 0.0), 3)}",
     }
     if comparison is not None:
         entry["extra"] = verdict_sentence(phrases, row, comparison)

@@ -11,7 +11,12 @@ import numpy as np
 
 from labkit.analysis.comparison.text_quality import ScoredWindows, scored_windows
 from labkit.analysis.model.cell_model import ArmQuality
-from labkit.analysis.number_format import join_names, significant_text, value_text
+from labkit.analysis.number_format import (
+    join_names,
+    share_pct_text,
+    significant_text,
+    value_text,
+)
 from labkit.analysis.statistics.text_window_intervals import Interval, block_jackknife
 from labkit.records import Record
 
@@ -86,10 +91,11 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
 
 def share_text(interval: Interval) -> str:
     """Write a share with its interval in percent: ``99.1 % (98.7 to 99.5)``."""
-    text = f"{100 * interval.estimate:.2f} %"
+    text = f"{share_pct_text(interval.estimate, 2)} %"
     if interval.low is None or interval.high is None or interval.low == interval.high:
         return text
-    return f"{text} ({100 * interval.low:.2f} to {100 * interval.high:.2f})"
+    low, high = (share_pct_text(end, 2) for end in (interval.low, interval.high))
+    return f"{text} ({low} to {high})"
 
 
 def frames_sentences(findings: Findings) -> Iterator[str]:
@@ -126,7 +132,7 @@ def worth_clauses(findings: Findings, arm: str) -> Iterator[str]:
         if quality.arm == arm:
             mean, top1 = (quality.metrics[name] for name in ("kl_mean", "top1_agreement"))
             kl = f"KL is {significant_text(mean.estimate, 2)} nats"
-            same = f"{100 * top1.estimate:.1f} % of next tokens are the same"
+            same = f"{share_pct_text(top1.estimate, 1)} % of next tokens are the same"
             yield from (f"{kl}, {same}", kl)
 
 

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import significant_text, unit_name, value_text
+from labkit.analysis.number_format import (
+    MINUS,
+    interval_text,
+    p_text,
+    signed_text,
+    significant_text,
+    unit_name,
+    value_text,
+)
 from labkit.config import require
 
 
@@ -114,9 +122,9 @@ def markdown(title: str, results: Results, margin_pct: float) -> str:
 
 def _line(result: RowResult) -> str:
     one, row = result.comparison, result.row
-    interval = "" if one.ci_pct is None else "{:+.1f} to {:+.1f}".format(*one.ci_pct)
-    p = "" if one.p_adjusted is None else f"{one.p_adjusted:.2g}"
-    effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
+    interval = "" if one.ci_pct is None else interval_text(*one.ci_pct)
+    p = "" if one.p_adjusted is None else p_text(one.p_adjusted)
+    effect = "" if one.effect_pct is None else signed_text(one.effect_pct)
     reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
     base = f"{value_text(row.median(one.baseline), row.unit)} {unit_name(row.unit)}"
     cells = (result.subject, row.case, row.metric, base, effect, interval, p)
@@ -143,7 +151,7 @@ def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:
     for name, result in zip(names, drawn, strict=True):
         yield f"{name:{len(indent)}}  {_bar(result.comparison, margin_pct, limit)}".rstrip()
     end = significant_text(limit, 3)
-    yield f"{indent}  {f'-{end} %':<{HALF_WIDTH}}0{f'+{end} %':>{HALF_WIDTH}}"
+    yield f"{indent}  {f'{MINUS}{end} %':<{HALF_WIDTH}}0{f'+{end} %':>{HALF_WIDTH}}"
     yield "```"
 
 

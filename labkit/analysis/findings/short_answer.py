@@ -292,7 +292,7 @@ def _undecided(findings: Sequence[Finding], baseline: str) -> Pieces:
         phrase = effect_pieces(one.metric, interval, baseline, amount=amount)
         return [Piece(f"Undecided: {arms}"), *phrase]
     known = [one.comparison.mde_pct for one in findings if one.comparison.mde_pct is not None]
-    below = f"; effects below {magnitude_text(max(known))} % cannot be seen" if known else ""
+    below = f"; effects below {magnitude_text(max(known))} % may go unseen" if known else ""
     return [
         optional(f"Undecided whether {arms} differs", NO_COUNT, "Undecided"),
         optional(f"from {baseline}", NO_BASELINE),

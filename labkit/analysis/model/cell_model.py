@@ -383,9 +383,9 @@ class Cell(ArmsByRole):
         """The position of every run in the cell's order (from 1), by the record's file."""
         files = {run.file for row in self.rows for arm in row.arms.values() for run in arm.runs}
         by_name = {parse_run_name(Path(file).stem): file for file in sorted(files)}
-        starts = dict(
-            zip(sorted({block for block, *_ in by_name}), self.block_starts, strict=False)
-        )
+        blocks = {block for block, *_ in by_name}
+        blocks |= {parse_run_name(failure.run)[0] for failure in self.failures}  # without a value
+        starts = dict(zip(sorted(blocks), self.block_starts, strict=False))
         # Positions in a name count from the start of the block and include failed runs.
         return {file: starts[block] + place + 1 for (block, place, _), file in by_name.items()}
 

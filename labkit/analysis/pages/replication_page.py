@@ -134,7 +134,7 @@ def _picture(page: Replication) -> Chart | None:
         if side.ci_pct is not None:
             chart.line([(end, y) for end in side.ci_pct], style)
         if side.effect_pct is not None:
-            tip = f"{style}: {side.effect_pct:+.2f} % ({side.verdict})"
+            tip = f"{style}: {percent_text(side.effect_pct)} ({side.verdict})"
             chart.dot(side.effect_pct, y, style, tip=tip)
     return chart
 

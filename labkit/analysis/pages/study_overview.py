@@ -16,7 +16,7 @@ from labkit.analysis.charts.latency_throughput_chart import (
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.number_format import unit_name, value_text
+from labkit.analysis.number_format import share_pct_text, unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.statistics.load_capacity import LoadCounts
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
@@ -158,17 +158,22 @@ def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine]
 
     def interval(line: CapacityLine) -> str:
         low, high = line[1].share_interval(line[0].alpha)
-        return f"{100 * low:.1f} to {100 * high:.1f} %"
+        return f"{_pct(low)} to {_pct(high)} %"
 
     columns: tuple[Column[CapacityLine], ...] = (
         Column("arm", lambda line: line[0].name, numeric=False),
         Column("rate" if len(units) > 1 else lines[0][0].unit, rate),
         Column("runs", lambda line: len(line[1].good)),
         Column("requests", lambda line: f"{line[1].requests.sum():,.0f}"),
-        Column("within the limits", lambda line: f"{100 * line[1].share:.1f} %"),
+        Column("within the limits", lambda line: f"{_pct(line[1].share)} %"),
         Column("interval", interval),
     )
     return Table(columns, lines, (_note(capacities),))
+
+
+def _pct(share: float) -> str:
+    """Write a share in percent, with two decimals from 99.9 on: a target may be 99.99 %."""
+    return share_pct_text(share, 2 if 0.999 <= share < 1 else 1)
 
 
 def _note(capacities: Sequence[ServingCapacity]) -> str:
@@ -203,6 +208,6 @@ def capacity_chart(one: ServingCapacity) -> ChartPart:
     for load in loads:
         ends = load.share_interval(one.alpha)
         chart.line([(place[load.rate], 100 * end) for end in ends], "line arm0")
-        tip = f"{one.name}, {load.rate:g} {one.unit}: {100 * load.share:.1f} % within the limits"
+        tip = f"{one.name}, {load.rate:g} {one.unit}: {_pct(load.share)} % within the limits"
         chart.dot(place[load.rate], 100 * load.share, "arm0", "circle", tip)
     return ChartPart(chart, f"{one.sentence} Shaded: the capacity's interval.")

@@ -19,7 +19,7 @@ from labkit.analysis.comparison import server_arm_caveats
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.served_requests import sustained, traffic_notes
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.analysis.number_format import p_text
+from labkit.analysis.number_format import join_names, p_text
 from labkit.analysis.robustness.disturbed_runs import (
     clock_mhz,
     group_by_host,
@@ -43,6 +43,8 @@ MAX_MEMORY_WAIT_SHARE = 0.01
 MAX_CLOCK_VARIATION = 0.10
 MAX_PROBE_VARIATION = 0.10
 MAX_SHOWN_REASONS = 3  # per gate
+MIN_P99_REQUESTS = 100  # with fewer, the 99th percentile lies between the two slowest requests
+REQUEST_P99 = ("ttft_p99_ms", "tpot_excl_first_p99_ms", "e2e_p99_ms")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     could_change += _noise(analysis)
     could_change += _unserved(analysis)
     could_change += _unsustained(analysis)
+    could_change += _p99_of_few(analysis)
     could_change += server_arm_caveats.caveats(analysis.data.records)
     rates = hit_and_acceptance_rates(analysis.data.real_arms, analysis.data.records)
     could_change += (line for one in rates for line in one.impossible_counts())
@@ -216,6 +219,23 @@ def _unsustained(analysis: CellAnalysis) -> Iterator[str]:
                 f"{count_text(len(notes), 'run')}: requests arrived at {due:.3g} per second and "
                 f"were sent at {sent:.3g}"
             )
+
+
+def _p99_of_few(analysis: CellAnalysis) -> Iterator[str]:
+    """Yield a caveat if a p99 that the answer is about is that of too few requests."""
+    metrics = dict.fromkeys(row.metric for row in analysis.cell.primary_rows)
+    names = join_names([name for name in REQUEST_P99 if name in metrics])
+    counts = [
+        len(case.known_notes["requests"])
+        for record in analysis.data.records
+        for case in record.cases
+        if case.known_notes.get("requests")
+    ]
+    if names and min(counts, default=MIN_P99_REQUESTS) < MIN_P99_REQUESTS:
+        yield (
+            f"{names} of {count_text(min(counts), 'request')} in a run: the p99 of fewer than "
+            f"{MIN_P99_REQUESTS} is close to the slowest one"
+        )
 
 
 def _waits(analysis: CellAnalysis) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.model.result_row import Comparison, row_name
+from labkit.analysis.number_format import bound_text, percent_text
 from labkit.analysis.robustness.host_groups import on_same_machine
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.records import PROCESSES_SUFFIX
@@ -130,13 +131,13 @@ def isolation_sentence(analysis: CellAnalysis) -> str | None:
     noun = "row" if len({a.arm for a in known}) == 1 else "comparison"
     apart = [a for a in known if not a.agrees]
     undetected = max(a.undetected_pct or 0.0 for a in known)
-    could = f"a difference below {undetected:.1f} % could have gone undetected in some row"
+    could = f"a difference below {bound_text(undetected)} % could have gone undetected in some row"
     if not apart:
         number = f"the only {noun}" if len(known) == 1 else f"all {len(known)} {noun}s"
         return f"Separate processes agree with interleaved runs in {number} ({could})."
     worst = max(apart, key=lambda a: abs(a.difference_pct or 0.0) / (a.undetected_pct or 1.0))
     return (
         f"Separate processes disagree with interleaved runs in {len(apart)} of {len(known)} "
-        f"{noun}s, most in {worst.row}: {worst.arm} {worst.interleaved_pct:+.1f} % "
-        f"interleaved, {worst.separate_pct:+.1f} % in separate processes."
+        f"{noun}s, most in {worst.row}: {worst.arm} {percent_text(worst.interleaved_pct)} "
+        f"interleaved, {percent_text(worst.separate_pct)} in separate processes."
     )

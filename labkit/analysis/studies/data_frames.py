@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from labkit.analysis.comparison.cell_analysis import read_data
 from labkit.analysis.comparison.observations import run_value
 from labkit.analysis.comparison.text_quality import INTERVAL_KEYS, limit_fields
 from labkit.analysis.model.json_form import fields_to_json
@@ -38,7 +39,7 @@ METRIC_COLUMNS = (
 )  # fmt: skip
 ROW_COLUMNS = ("case", "metric", "unit", "better", "primary", "skipped")
 STORED_RUNS = "labkit-runs.json"  # in an archive: the table of runs
-STORED_FORMAT = 1
+STORED_FORMAT = 2  # 1: without stalls even where verdicts are about times with stalls
 UNLISTED = "without_digest"
 SUMMARY_COLUMNS = ("median", "q1", "q3", "n")
 
@@ -55,8 +56,9 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
         The study's folder or archive.
     table
         ``runs``: one line per run, case and metric. ``value`` is the run's value in ``unit`` (the
-        median of its repeats on the log scale), ``repeats`` the number of repeats. A run that
-        failed before its first case has one line without a value, and so has a skipped case.
+        median of its repeats on the log scale), ``repeats`` the number of repeats. Times are with
+        stalls where the verdicts are about times with stalls. A run that failed before its first
+        case has one line without a value, and so has a skipped case.
 
         ``verdicts``: one line per cell, result row and arm. It has the arm's median and quartiles
         (``median``, ``q1``, ``q3``, of ``n`` runs) and, except for the baseline, the fields of the
@@ -66,6 +68,7 @@ def load(study: str | Path, table: Table = "runs") -> DataFrame:
 
         ``requests``: one line per run and answered request, with the request's lengths in tokens
         and its times in ms; ``itl_ms`` is the list of the times between its tokens.
+        These times are without stalls, also where those of the other tables are with stalls.
 
         ``quality``: one line per cell, arm and metric (``kl_mean``, ...), with the ``estimate`` and
         its interval, ``low`` to ``high``: a 95 % interval, or a 98.3 % interval if looks decided
@@ -222,7 +225,7 @@ def _hashable(value: Any) -> Hashable:
 
 def _runs(cells: Sequence[StudyPath]) -> Iterator[Row]:
     for cell in cells:
-        for record in read_runs(cell):
+        for record in read_data(cell).judged_records:
             run = _run(cell, record)
             for case in record.cases:
                 for m in case.metrics:

@@ -18,20 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis.comparison.cell_analysis import read_data
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
 from labkit.analysis.statistics.change_points import change_points, fewest_values
 from labkit.analysis.studies.data_frames import config_options
 from labkit.analysis.studies.study_analysis import cell_dirs, listed_studies
 from labkit.config.option_index import did_you_mean
-from labkit.records import (
-    MACHINE_FIELDS,
-    Record,
-    RecordError,
-    StudyPath,
-    open_study,
-    read_arms,
-    read_runs,
-)
+from labkit.records import MACHINE_FIELDS, Record, RecordError, StudyPath, open_study
 
 ALPHA = 0.05  # shared by all series of a page
 CLEAN = "clean"
@@ -140,9 +133,10 @@ def _num_tested(lengths: Sequence[int]) -> int:
 
 def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iterator[_Sample]:
     """Yield a sample per arm and case of a cell that has the metric."""
-    records = [record for record in read_runs(cell) if record.outcome in MEASURED_OUTCOMES]
+    data = read_data(cell)
+    records = [r for r in data.judged_records if r.outcome in MEASURED_OUTCOMES]
     probes = probe_values(records)
-    for arm in read_arms(cell):
+    for arm in data.arms:
         own = [r for r in records if r.arm == arm.name and arm.role != "control"]
         options = dict(config_options(arm.config))
         for (case, unit, better), values in _values(own, metric, known).items():

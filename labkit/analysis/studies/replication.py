@@ -95,6 +95,9 @@ class _Pair:
         reader, other = self.reader, self.other
         values = self.medians[2:]
         if reader is None or other is None or (None in values and other.verdict == "computed"):
+            unlike = None if reader is None else self._unlike(reader)
+            if unlike is not None:
+                return f"measured in {unlike.unit} here ({unlike.better} is better)"
             skipped = None if self.here is None else self.here.skipped
             return f"not measured here{f': {skipped}' if skipped else ''}"
         causes = reader.causes(self.one.arm, self.row.metric)
@@ -104,6 +107,11 @@ class _Pair:
         if not causes and (withheld or other.verdict in ("estimate_only", "invalid")):
             causes = [other.reason or other.verdict]
         return "; ".join(causes) or None
+
+    def _unlike(self, reader: CellAnalysis) -> Row | None:
+        """Return the reader's row of the same name in another unit or direction, or None."""
+        rows = (r for r in reader.cell.rows if (r.case, r.metric) == self.key[:2])
+        return next((row for row in rows if row.skipped is None and self.here is None), None)
 
     @property
     def key(self) -> tuple[str | None, ...]:
@@ -117,12 +125,13 @@ def _pairs(author: Sequence[CellAnalysis], reader: Sequence[CellAnalysis]) -> It
             continue
         other = here.get(cell.data.dir.name)
         found = other.cell.rows if other is not None else ()
-        rows = {(r.case, r.metric): r for r in found}
+        rows = {(r.case, r.metric, r.unit, r.better): r for r in found}
         skipped = {r.case: r for r in found if r.skipped is not None}
         for row in cell.cell.primary_rows:
             for one in row.comparisons:
                 if one.arm in cell.data.treatment_arms:
-                    same = rows.get((row.case, row.metric)) or skipped.get(row.case)
+                    key = row.case, row.metric, row.unit, row.better
+                    same = rows.get(key) or skipped.get(row.case)
                     yield _Pair(cell, other, row, one, same)
 
 

@@ -5,7 +5,7 @@ Capacity is the highest rate at which a share of requests, ``workload.capacity``
 and failed requests are outside, and so are all requests of a run that failed or that sent requests
 more slowly than they arrived. With several arms, alpha is divided among them. An arm whose count of
 tokens is unusable has no capacity within a limit on TPOT, and no arm has one while nothing may be
-claimed of one of its cells.
+claimed of one of its cells, or if swap grew, the client was often late or the host changed in one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.machine_or_arm_stalls import as_measured
 from labkit.analysis.comparison.served_requests import (
     REQUESTS_PER_S,
     has_tpot_limit,
@@ -26,10 +25,10 @@ from labkit.analysis.comparison.served_requests import (
     sustained,
     tpot_cause,
 )
+from labkit.analysis.comparison.validity_gates import machine_failures
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.load_curves import load_of, unequal_requests
-from labkit.records import CaseRecord
 from labkit.records.measurement_notes import TrafficNote
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
     """Yield the arms of a cell that count towards a capacity."""
     data = analysis.data
     arms = [arm for arm in data.arms if arm.role != "control"]
+    failures = machine_failures(data.records, data.design.across_hosts)
+    doubt = next((cause for _, cause in failures), None)
     for arm in arms:
         workload = arm.config.get("workload", {})
         if workload.get("capacity") is None:
@@ -125,6 +126,7 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
                 counts,
                 all(map(sustained, _notes(analysis, arm.name))),
                 data.withheld_reason
+                or doubt
                 or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
                 rate_unit(arm.name, data.records),
             )
@@ -166,27 +168,15 @@ def _capacity(name: str, cells: Sequence[CapacityLoad]) -> ServingCapacity:
 def _notes(analysis: CellAnalysis, arm: str) -> list[TrafficNote]:
     """Return the notes on requests of an arm's successful runs that counted those in the limits.
 
-    The counts in records are without stalls. If stalls stay in all times, ``good`` is with them.
+    By the times that verdicts are about: with stalls where these stay in all times.
     """
-    kept = analysis.stalls is not None and analysis.stalls.kept_reason is not None
-    records = as_measured(analysis.data.records) if kept else analysis.data.records
-    cases = [
-        case
-        for record in records
+    return [
+        case.known_notes["traffic"]
+        for record in analysis.data.judged_records
         if record.ok and record.arm == arm
         for case in record.cases
         if "good" in case.known_notes.get("traffic", {})
     ]
-    notes = [case.known_notes["traffic"] for case in cases]
-    if not kept:
-        return notes
-    return [{**note, "good": _good(case)} for note, case in zip(notes, cases, strict=True)]
-
-
-def _good(case: CaseRecord) -> int:
-    """Return how many requests were within the limits, by the case's metrics."""
-    values = {metric.name: metric.repeats[0] for metric in case.metrics}
-    return round(values["goodput_req_s"] * values["wall_s"])
 
 
 def rate_is_decided(analysis: CellAnalysis) -> bool | None:

@@ -518,20 +518,25 @@ def _is_measured(row: MetricRow) -> bool:
     return row.primary and row.skipped is None
 
 
+def _row_key(row: MetricRow) -> tuple[str | None, ...]:
+    return row.case, row.metric, row.unit, row.better
+
+
 def _unshared_rows(pair: _CellPair, analyses: tuple[CellAnalysis, CellAnalysis]) -> Iterator[str]:
-    old, new = (
-        {(r.case, r.metric): pair.row_name(r) for r in a.rows if _is_measured(r)} for a in analyses
-    )
-    for name, rows, other_rows in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
-        unshared = (row for key, row in rows.items() if key not in other_rows)
-        yield from (f"{pair.name}: {row} is only in {name}" for row in unshared)
+    old, new = ({_row_key(r): r for r in a.rows if _is_measured(r)} for a in analyses)
+    for name, rows, others in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
+        named_alike = {key[:2] for key in others}
+        for key, row in rows.items():
+            if key not in others:
+                unit = f" in {row.unit} ({row.better} is better)" if key[:2] in named_alike else ""
+                yield f"{pair.name}: {pair.row_name(row)}{unit} is only in {name}"
 
 
 def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Iterator[_ArmPair]:
     stalls = pair.with_stalls
-    rows = {(row.case, row.metric): row for row in new.rows_by_stalls(included=stalls)}
+    rows = {_row_key(row): row for row in new.rows_by_stalls(included=stalls)}
     for row in old.rows_by_stalls(included=stalls):
-        match = rows.get((row.case, row.metric))
+        match = rows.get(_row_key(row))
         if not _is_measured(row) or match is None or match.skipped is not None:
             continue
         for arm in old.data.arms:

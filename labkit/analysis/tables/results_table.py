@@ -19,8 +19,10 @@ from labkit.analysis.model.result_row import Comparison, Row, row_name
 from labkit.analysis.number_format import (
     UNKNOWN,
     interval_text,
+    magnitude_text,
     p_text,
     percent_text,
+    share_pct_text,
     significant_text,
     unit_name,
     value_text,
@@ -213,7 +215,7 @@ def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
         return significant_text(value, 3)
 
     def share(value: float) -> str:
-        return f"{100 * value:.2f}"
+        return share_pct_text(value, 2)
 
     def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
         def of(line: ResultLine) -> float | None:
@@ -345,11 +347,13 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
         *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),
         Column("runs", lambda line: line.row.arms[str(line.arm)].n),
         Column("blocks won", lambda line: line.compared(_wins_text, "wins", "blocks")),
-        Column(
-            "detectable effect", lambda line: line.compared(if_known("{:.1f}%".format), "mde_pct")
-        ),
+        Column("detectable effect", lambda line: line.compared(if_known(_mde_text), "mde_pct")),
     )
     return Table(columns, tuple(lines))
+
+
+def _mde_text(mde_pct: float) -> str:
+    return f"{magnitude_text(mde_pct)}%"
 
 
 def _wins_text(wins: int | None, blocks: int) -> str:

@@ -10,7 +10,7 @@ from labkit.analysis.document.report_parts import CellSource, Parts, section
 from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Row
-from labkit.analysis.number_format import significant_text
+from labkit.analysis.number_format import magnitude_text, significant_text
 from labkit.config import count_text
 
 MAX_VALUES = 4_000  # per cell; if a cell has more values, only its charts show them
@@ -77,7 +77,7 @@ def _arms(row: Row, record_folder: str) -> Iterator[ArmRuns]:
             blocks = count_text(comparison.blocks, "block")
             parts.append(f"better in {comparison.wins} of {blocks}")
         if comparison is not None and comparison.mde_pct is not None:
-            parts.append(f"smallest detectable effect {comparison.mde_pct:.1f} %")
+            parts.append(f"smallest detectable effect {magnitude_text(comparison.mde_pct)} %")
         runs = [
             (run.file.split("/")[-1], significant_text(run.value, 6), f"{record_folder}{run.file}")
             for run in values.runs

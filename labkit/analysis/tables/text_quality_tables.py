@@ -20,7 +20,7 @@ from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_cl
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.output_quality_sentences import interval_text, share_text
 from labkit.analysis.model.cell_model import ArmQuality, Cell
-from labkit.analysis.number_format import significant_text
+from labkit.analysis.number_format import percent_text, significant_text
 from labkit.analysis.statistics.text_window_intervals import (
     CONFIDENCE,
     MIN_BEYOND,
@@ -168,7 +168,12 @@ def speed_quality_chart(cell: Cell) -> Chart | None:
         chart.line([(x, end) for end in _known(kl)], f"line {style}", arm)
         where = ", on the frontier" if arm in on else ""
         chart.dot(
-            x, y, style, mark, f"{arm}: {x:+.2f} %, KL {interval_text(kl)} nats{where}", arm=arm
+            x,
+            y,
+            style,
+            mark,
+            f"{arm}: {percent_text(x)}, KL {interval_text(kl)} nats{where}",
+            arm=arm,
         )
     add_point_labels(chart, [(speed.estimate, kl.estimate, arm) for arm, speed, kl in points])
     return chart

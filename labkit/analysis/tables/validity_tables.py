@@ -14,6 +14,7 @@ from labkit.analysis.document.report_parts import (
 )
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell, Failure, GateResult
+from labkit.analysis.number_format import share_pct_text
 from labkit.records import Record
 
 MEANINGS = {
@@ -64,7 +65,7 @@ def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]
     columns: tuple[Column[OutputAgreement], ...] = (
         Column("arm", lambda a: a.arm, numeric=False),
         Column(f"{noun} that agree in every run", lambda a: f"{a.agree:,} of {a.total:,}"),
-        Column("agreeing prefix", lambda a: a.prefix, "{:.1%}".format),
+        Column("agreeing prefix", lambda a: f"{share_pct_text(a.prefix, 1)}%"),
         Column("first difference", first_difference, numeric=False),
     )
     return Table(columns, tuple(agreements), (f"Compared with run {report.reference}.",))

@@ -32,7 +32,7 @@ from labkit.experiment.schedule.noise_history import StudyHistory
 from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm, StudyPath
-from labkit.records.metric_registry import metric_definition
+from labkit.records.metric_registry import METRICS
 from labkit.workload.measurement import Estimate
 from labkit.workload.workload_protocols import START_SECONDS
 
@@ -298,9 +298,10 @@ def _question_lines(cell: ReadyCell) -> Iterator[str]:
 
 
 def _metric_text(name: str) -> str:
-    metric = metric_definition(name, None)
-    unit = f"{metric.unit}, " if metric.unit else ""
-    return f"{metric.label} ({unit}{metric.better} is better)"
+    metric = METRICS.get(name)
+    if metric is None:  # the user's own: only its records say which values are better
+        return name
+    return f"{metric.label} ({metric.unit}, {metric.better} is better)"
 
 
 def _arm_text(arm: Arm, baseline: str) -> str:

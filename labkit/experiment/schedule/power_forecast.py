@@ -53,7 +53,9 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
     noise, source, is_doctor_s = known
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
     # Without an earlier study the rows count as independent tests (C. E. Bonferroni).
-    share = noise.alpha_share or 1.0 / max(1, len(composed.experiment.workload.cases))
+    cases = cell.rows_of(cell.cases)  # none where all requests are one row
+    rows = max(1, len(cases)) * max(1, len(composed.metrics))
+    share = noise.alpha_share or 1.0 / rows
     looks = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
     runs, sd_df = design.runs_per_block, noise.degrees_of_freedom
     effects = [
@@ -177,7 +179,8 @@ def _is_pilot_metric(composed: ComposedCell) -> bool:
 
     The doctor times kernel launches and throughput, but measures no latencies or goodput.
     """
-    return all(METRICS[name].is_speed for name in composed.metrics if name in METRICS)
+    names = composed.metrics
+    return bool(names) and all(name in METRICS and METRICS[name].is_speed for name in names)
 
 
 def _pilot_name(composed: ComposedCell) -> str:

@@ -97,7 +97,8 @@ def pilot_of(records: Sequence[Record], count: int, together: int) -> CellPilot 
         for arm in (base, *others)
         if arm.keys() >= base.keys()
     ]
-    sd = round_sd(logs) * math.sqrt(together * len(base) / count)
+    # Windows are timed in rounds of as many as requests are in flight together.
+    sd = round_sd(logs) * math.sqrt(together)
     spent_s = sum(record.seconds.get("process", 0.0) for record in records)
     start_s = sum(record.start_up_s or 0.0 for record in records)
     unit_s = max(0.0, spent_s - start_s) / count

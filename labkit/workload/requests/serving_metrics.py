@@ -253,9 +253,12 @@ def _mean(name: str, seconds: Iterable[float]) -> list[Metric]:
     return [measured(f"{name}_mean_ms", (float(values.mean()) * 1e3,))]
 
 
-def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:
-    """Return each request's times (ms, from the first arrival), rounded to 1 us."""
-    start = min(r.arrived for r in served)
+def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
+    """Return each served request's times (ms, rounded to 1 us).
+
+    They count from the first arrival of all requests, with which the memory's timeline begins.
+    """
+    start = min(r.arrived for r in entries)
     return [
         {
             "id": r.request_id,
@@ -270,7 +273,8 @@ def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:
             "e2e_ms": _ms(r.e2e),
             "itl_ms": [_ms(gap) for gap in r.itl],
         }
-        for r in served
+        for r in entries
+        if r.outcome == "served"
     ]
 
 

@@ -278,7 +278,7 @@ class ServingSession:
             case="all",
             metrics=self._marked(metrics),
             outputs=outputs_of(entries, self._pieces),
-            notes={"requests": request_notes(served), "traffic": traffic},
+            notes={"requests": request_notes(entries), "traffic": traffic},
         )
         return [together, *(self._request_case(entry) for entry in served if self._per_request)]
 

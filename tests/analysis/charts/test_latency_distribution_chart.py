@@ -26,7 +26,7 @@ def analysis(latencies, outcomes=("ok", "ok"), limits=None):
             case = CaseRecord("all", notes={"requests": requests})
             records.append(SimpleNamespace(arm=arm, outcome=outcome, cases=[case]))
     listed = [{"name": arm.name, "role": arm.role} for arm in arms]
-    data = SimpleNamespace(arms=arms, records=records)
+    data = SimpleNamespace(arms=arms, records=records, keeps_stalls=False)
     return SimpleNamespace(cell=planted_cell(arms=listed), data=data)
 
 

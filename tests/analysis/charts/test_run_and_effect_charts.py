@@ -8,7 +8,12 @@ import pytest
 from planted_cells import planted_cell
 
 from labkit.analysis.charts import run_and_effect_charts
-from labkit.analysis.charts.run_and_effect_charts import drift_chart, pairs_chart, runs_chart
+from labkit.analysis.charts.run_and_effect_charts import (
+    drift_chart,
+    effects_chart,
+    pairs_chart,
+    runs_chart,
+)
 from labkit.analysis.document.chart import Band, Dots, Line
 
 
@@ -138,3 +143,11 @@ def test_a_long_study_has_a_tick_at_some_blocks(monkeypatch):
     chart = pairs_chart(cell, cell.rows[0], None)
     assert chart.x == (0.5, 27.9)
     assert [label for _, label in chart.x_ticks] == [*map(str, range(0, 26, 3)), "all"]
+
+
+def test_an_effect_that_rounds_to_0_has_no_sign():
+    row = ordered_row(b=[1.0, 1.0])
+    effect = {"effect_pct": -0.001, "ci_low_pct": -1.0, "ci_high_pct": 1.0, "verdict": "equivalent"}
+    row["comparisons"] = [{"arm": "b", **effect}]
+    (mark,) = marks(effects_chart(ordered_cell(row)), Dots)
+    assert mark.tips == ("kv, b: 0.00%, equivalent",)

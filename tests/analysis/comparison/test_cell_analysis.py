@@ -14,6 +14,7 @@ from rich.console import Console
 from labkit.analysis import analyse_cell, exit_code, load, write_study
 from labkit.analysis.comparison import validity_gates
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.verdict import target_effect_pct
 from labkit.analysis.findings import verdict_sentences as verdict_sentences_module
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
@@ -188,10 +189,10 @@ def test_noise_is_inconclusive_with_the_detectable_effect(make_cell):
     assert f"smallest detectable effect: {c['mde_pct']:.1f} %; a new study of about" in c["reason"]
     # Both at the level that is left to the row.
     assert c["mde_pct"] == pytest.approx(mde_pct(c["sd"], 4, 2, c["alpha_row"]))
-    target = max(1.0, abs(round(c["effect_pct"], 1)))
+    target = target_effect_pct(c["effect_pct"])
     share = alpha_share(c["alpha_row"], 4, 2, 0.05)
     need = blocks_needed(c["sd"], 2, 0.05, target, share, degrees_of_freedom(4, 2))
-    assert f"about {need} blocks would detect {target:g} %" in c["reason"]
+    assert f"about {need} blocks would detect {abs(target):g} %" in c["reason"]
     assert (
         "inconclusive: smallest detectable effect"
         in verdict_sentences(Cell.from_json(cell), "bitwise")[0]
@@ -214,7 +215,7 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     assert judge(flat, "lower", criteria, [], one_of_many).word == "equivalent"
     withheld = judge(flat, "lower", criteria, [], loud)
     assert (withheld.word, withheld.reason) == ("inconclusive", "noise exceeds margin")
-    certain = replace(flat, p=0.01, p_adjusted=0.01)
+    certain = replace(flat, p=0.01, p_adjusted=0.01, ci_low_pct=0.02)
     assert judge(certain, "lower", criteria, [], flat).word == "trivial"
     assert judge(certain, "lower", criteria, [], loud).word == "inconclusive"
     far = replace(

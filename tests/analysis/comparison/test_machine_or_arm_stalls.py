@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from planted_cells import caveats, compare_studies
 
+from labkit.analysis.charts.latency_distribution_chart import latency_charts
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import (
     UNCLEAR_ALPHA,
@@ -19,34 +21,47 @@ from labkit.analysis.comparison.machine_or_arm_stalls import (
     signed_rank_p,
 )
 from labkit.analysis.comparison.verdict import Verdict
+from labkit.analysis.document.report_parts import CellSource
+from labkit.analysis.exports.tool_exports import benchstat, pyperf, vllm
 from labkit.analysis.number_format import p_text
 from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.records import Arm
+from labkit.analysis.studies.data_frames import table_columns
+from labkit.analysis.studies.metric_history import metric_history
+from labkit.analysis.tables.request_and_stream_tables import request_outcomes_section
+from labkit.records import Arm, Metric, open_study
 
 BLOCKS = 10
 ARM = "seq_map"
 
 
-def analyse_with_stalls(make_cell, stalls_of, effect=1.0, blocks=BLOCKS, **options):
+def analyse_with_stalls(make_cell, stalls_of, effect=1.0, blocks=BLOCKS, good=None, **options):
     """Analyse interleaved arms with stalls.
 
-    ``lost(arm, block)`` returns the stalled share of its time and the number of stalled steps.
-    Metrics are without stalls; ``effect`` is the arm's speed over the baseline's.
+    ``stalls_of(arm, block)`` returns the stalled share of its time and the number of stalled steps.
+    Metrics are without stalls; ``effect`` is the arm's speed over the baseline's. ``good``: how
+    many requests of a run are within the limits, without and with stalls.
     """
 
     def change(record):
         share, steps = stalls_of(record.arm, record.block)
         cases = []
         for case in record.cases:
-            notes = dict(case.notes)
+            notes, metrics = dict(case.notes), case.metrics
+            if good is not None:
+                notes["traffic"] = {"requests": 8, "served": 8, "good": good[0]}
+                goodput = Metric("goodput_req_s", "req/s", "higher", False, (good[0] / 4.0,))
+                metrics = (*metrics, goodput, Metric("wall_s", "s", "lower", False, (4.0,)))
             if share:
                 notes["as_measured"] = {
                     m.name: m.repeats[0] * (1 - share if m.better == "higher" else 1 / (1 - share))
-                    for m in case.metrics
+                    for m in metrics
                     if m.name != "peak_kv_bytes"
                 }
-            cases.append(replace(case, notes=notes))
+                if good is not None:
+                    wall = notes["as_measured"]["wall_s"]
+                    notes["as_measured"]["goodput_req_s"] = good[1] / wall
+            cases.append(replace(case, metrics=metrics, notes=notes))
         noted = {"steps": steps, "seconds": 5.0 * share, "of_s": 5.0}
         return replace(record, cases=tuple(cases), notes={**record.notes, "stalls": noted})
 
@@ -77,6 +92,44 @@ def test_stalls_of_an_arm_s_own_work_stay_in_its_times(make_cell):
     without = next(s for s in sensitivity_results(analysis) if s.arm == ARM)
     assert without.how.startswith("without stalls")
     assert without.effect_pct == pytest.approx(0, abs=0.5)
+
+
+def test_tables_and_exports_have_the_times_that_are_judged(make_cell, tmp_path):
+    """An arm's own stalls stay in its times, and so in those of every table, file and chart."""
+    analysis = analyse_with_stalls(
+        make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0), good=(8, 5)
+    )
+    (speed,) = (row for row in analysis.rows if row.primary)
+    (delay,) = (row for row in analysis.rows if row.metric == "ttft_p50_ms")
+    speeds, delays = ([one.value for one in row.arms[ARM]] for row in (speed, delay))
+    assert max(speeds) < 450 and min(delays) > 45  # with stalls
+    runs = table_columns(open_study(tmp_path / "study"), "runs")
+    lines = zip(runs["arm"], runs["metric"], runs["value"], strict=True)
+    assert [value for arm, metric, value in lines if (arm, metric) == (ARM, speed.metric)] == speeds
+    lines = re.findall(rf"arm={ARM}-2 1 (\S+) total_tok_s", benchstat([analysis]))
+    assert list(map(float, lines)) == speeds
+    benchmarks = {
+        one["metadata"]["name"]: [value for run in one["runs"] for value in run["values"]]
+        for one in json.loads(pyperf([analysis]))["benchmarks"]
+    }
+    assert benchmarks[f"ttft_p50_ms [{ARM}]"] == pytest.approx([ms / 1e3 for ms in delays])
+    (history,) = (s for s in metric_history(tmp_path, "total_tok_s") if s.arm == ARM)
+    assert history.points[0].value == pytest.approx(np.median(speeds))
+    table = request_outcomes_section.parts(CellSource(analysis))[0].table
+    headings = [column.heading for column in table.columns]
+    counts = {line: table.cells(line)[headings.index("within the limits")] for line in table.lines}
+    assert counts == {"binary_search": "80", ARM: "50"}
+
+
+def test_times_of_single_requests_are_said_to_be_without_stalls(make_cell):
+    def own(arm, block):
+        return (1 / 6, 20) if arm == ARM else (0.0, 0)
+
+    for stalls_of, note in ((own, True), (random_stalls, False)):
+        analysis = analyse_with_stalls(make_cell, stalls_of, name=f"study/{note}")
+        assert all(("times" in run) is note for run in json.loads(vllm([analysis])))
+        captions = [caption for caption, _ in latency_charts(analysis)]
+        assert captions and all(("without stalls" in text) is note for text in captions)
 
 
 def random_stalls(arm, block):

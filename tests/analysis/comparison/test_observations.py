@@ -271,3 +271,23 @@ def test_rounds_are_not_independent_samples():
         rounds = np.diff(values, axis=1).ravel()
         wrong += abs(rounds.mean()) > 1.96 * rounds.std() / np.sqrt(len(rounds))
     assert wrong / 200 > 0.2
+
+
+@pytest.mark.parametrize("other", [{"unit": "ms"}, {"better": "higher"}])
+def test_arms_that_report_a_metric_in_other_units_are_not_compared(make_cell, other):
+    """Arms of own kinds may; milliseconds were compared with microseconds."""
+
+    def change(record):
+        if record.arm != "seq_map":
+            return record
+        cases = (
+            replace(case, metrics=tuple(replace(m, **other) for m in case.metrics))
+            for case in record.cases
+        )
+        return replace(record, cases=tuple(cases))
+
+    unit, better = {"unit": "us", "better": "lower", **other}.values()
+    with pytest.raises(RecordError, match=r"has dispatch_us in .* but other runs") as error:
+        analyse(make_cell(cases=("one",), change=change))
+    assert f"{unit} ({better} is better)" in str(error.value)
+    assert "us (lower is better)" in str(error.value)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.comparison.cell_analysis import CellData, analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import StallAttribution
 from labkit.analysis.comparison.served_requests import sustained
 from labkit.analysis.comparison.validity_gates import healthy
@@ -177,11 +177,12 @@ def capacities(arms, records, alpha=0.05, withheld=None):
     data = SimpleNamespace(
         arms=arms,
         records=records,
+        judged_records=records,
         design=CellDesign.from_json({"alpha": 0.05}),
         criteria=SimpleNamespace(alpha=alpha),
         withheld_reason=withheld,
     )
-    loads = tuple(capacity_loads(SimpleNamespace(data=data, stalls=None)))
+    loads = tuple(capacity_loads(SimpleNamespace(data=data)))
     return serving_capacities([SimpleNamespace(capacities=loads)], [""])
 
 
@@ -262,6 +263,25 @@ def test_a_capacity_claims_nothing_while_nothing_may_be_claimed():
 
 
 @pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ({"swap": {"used_bytes": 32 << 20}}, "swap grew in b01-p00-base"),
+        ({"host": "another"}, "the host changed"),
+        ({"host": "one"}, None),
+    ],
+)
+def test_a_capacity_claims_nothing_of_doubtful_times(end, cause):
+    """The gate failed, so nothing was claimed of the arms, but their capacity was."""
+    case = CaseRecord("all", notes={"traffic": {"requests": 200, "good": 200}})
+    records = [
+        replace(BASE, block=block, cases=(case,), environment={"host": "one"}) for block in range(6)
+    ]
+    records[1] = replace(records[1], environment_end=end)
+    (one,) = capacities([Arm("base", "baseline", {}, {"workload": LIMITED})], records)
+    assert one.cause == cause and one.capacity.at_least == (None if cause else 40.0)
+
+
+@pytest.mark.parametrize(
     ("stalls", "good"),
     [
         (None, 200),
@@ -279,12 +299,12 @@ def test_the_capacity_counts_requests_that_were_late_by_an_arm_s_own_stalls(stal
     notes = {"traffic": {"requests": 200, "good": 200}}
     notes["as_measured"] = {"goodput_req_s": 120 / 5.3, "wall_s": 5.3}
     case = CaseRecord("all", metrics=metrics, notes=notes)
-    data = SimpleNamespace(
-        arms=[Arm("base", "baseline", {}, {"workload": workload})],
-        records=[replace(BASE, block=block, cases=(case,)) for block in range(6)],
-        design=CellDesign.from_json({"alpha": 0.05}),
-        criteria=SimpleNamespace(alpha=0.05),
-        withheld_reason=None,
+    data = CellData(
+        None,
+        {"design": {"alpha": 0.05, "blocks": 6, "runs_per_block": 1}},
+        (Arm("base", "baseline", {}, {"workload": workload}),),
+        tuple(replace(BASE, block=block, cases=(case,)) for block in range(6)),
     )
-    (load,) = capacity_loads(SimpleNamespace(data=data, stalls=stalls))
+    vars(data)["stalls"] = stalls
+    (load,) = capacity_loads(SimpleNamespace(data=data))
     assert load.counts.good.tolist() == [good] * 6

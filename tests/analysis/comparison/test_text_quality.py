@@ -9,7 +9,7 @@ import pytest
 from planted_cells import planted_cell, section_table
 from scipy import stats
 
-from labkit.analysis.comparison import validity_gates
+from labkit.analysis.comparison import text_quality, validity_gates
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.comparison.text_quality import (
     IS_UPPER_LIMIT,
@@ -23,7 +23,9 @@ from labkit.analysis.findings.output_quality_sentences import (
     interval_text,
     quality_sentences,
     share_text,
+    worth_clauses,
 )
+from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.statistics.text_window_intervals import (
     Interval,
     block_jackknife,
@@ -182,7 +184,7 @@ def found(*arms):
 
 def test_the_headline_has_each_arm_s_quality_with_its_interval():
     assert quality_sentences(found(("lossy", 0.1))) == [
-        "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.24 % (90.42 to 94.06) the "
+        "Quality against base: lossy KL 0.098 (0.0918 to 0.105) nats, 92.23 % (90.41 to 94.06) the "
         "same next token."
     ]
     assert quality_sentences(Findings(("b",), "a")) == []
@@ -364,3 +366,34 @@ def test_too_few_windows_have_an_estimate_without_an_interval(windows):
         interval = compute(lambda indices: float(kl[indices].mean()), windows)
         assert interval.estimate == pytest.approx(kl.mean())
         assert interval.low is None and interval.high is None
+
+
+@pytest.mark.parametrize(
+    ("agreement", "decided"),
+    [
+        (Interval(0.999, 0.997, 1.0), False),  # its upper limit was cut off at 1
+        (Interval(1.0, 1.0, 1.0), True),
+        (Interval(0.9, 0.85, 0.95), True),
+        (Interval(0.9, None, None), False),
+    ],
+)
+def test_windows_are_scored_until_the_gate_decides(monkeypatch, agreement, decided):
+    """The search ended, and then the gate asked for more windows."""
+    quality = ArmQuality("lossy", 32, 800, {"top1_agreement": agreement})
+    monkeypatch.setattr(text_quality, "text_qualities", lambda *_: [quality])
+    limits = {"top1_agreement": 1.0}
+    assert text_quality.limits_decided(["lossy"], [], limits, 0.95) is decided
+    assert any("is not decided" in line for line in broken_limits(quality, limits)) is not decided
+
+
+def test_shares_below_1_are_never_100_percent():
+    assert share_text(Interval(0.99996, 0.9993, 1.0)) == "99.99 % (99.93 to 100.00)"
+    agreement = OutputAgreement("lossy", 1, 2, 0.9996)
+    report = SimpleNamespace(identity=IdentityReport("b0", (), (agreement,)))
+    table = section_table(outputs_section, CELL, RECORDS, analysis=report)
+    assert table.cells(agreement)[2] == "99.9%"
+    nearly = replace(scored().qualities["lossy"], metrics={
+        "kl_mean": Interval(0.1, None, None), "top1_agreement": Interval(0.9996, None, None)
+    })  # fmt: skip
+    findings = Findings(("lossy",), "base", qualities=(nearly,))
+    assert next(worth_clauses(findings, "lossy")).endswith(", 99.9 % of next tokens are the same")

@@ -21,6 +21,7 @@ from labkit.analysis.comparison.output_identity import OutputAgreement, above_no
 from labkit.analysis.comparison.verdict import (
     DIRECTIONS_DIFFER,
     NOISE_EXCEEDS_MARGIN,
+    blocks_to_decide,
     judge,
     target_effect_pct,
 )
@@ -68,6 +69,12 @@ def test_no_direction_is_claimed_that_the_interval_excludes():
     verdict = judge(one, "lower", criteria, (), None)
     assert (verdict.word, verdict.reason) == ("inconclusive", DIRECTIONS_DIFFER)
     assert judge(replace(one, effect_pct=3.0), "lower", criteria, (), None).word == "worse"
+    # Within a wider margin, a direction would be printed beside "trivial".
+    wide = replace(criteria, margin_pct=20.0)
+    (one,) = compare_arm([row], "head", "base", wide)
+    verdict = judge(one, "lower", wide, (), None)
+    assert (verdict.word, verdict.reason) == ("inconclusive", DIRECTIONS_DIFFER)
+    assert judge(replace(one, effect_pct=3.0), "lower", wide, (), None).word == "trivial"
 
 
 def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
@@ -263,10 +270,19 @@ def test_each_run_of_a_block_has_its_own_probe(make_cell):
 
 
 @pytest.mark.parametrize(
-    ("effect", "target"), [(7.46, 7.5), (-7.46, 7.5), (0.3, 1.0), (-0.3, 1.0), (-1.02, 1.0)]
+    ("effect", "target"),
+    [(7.46, 7.5), (-7.46, -7.5), (0.3, 1.0), (-0.3, -1.0), (-1.02, -1.0), (-99.97, -99.9)],
 )
 def test_a_new_study_is_to_detect_the_size_of_an_effect_in_either_direction(effect, target):
     assert target_effect_pct(effect) == target
+
+
+def test_a_decrease_needs_fewer_blocks_than_an_increase_by_as_many_percent():
+    """A half is as far from the whole as its double."""
+    one = Comparison("b", "a", -50.0, alpha_row=0.05, sd=0.4, blocks=8)
+    double, more = replace(one, effect_pct=100.0), replace(one, effect_pct=50.0)
+    assert blocks_to_decide(one, LEVELS) == blocks_to_decide(double, LEVELS)
+    assert blocks_to_decide(one, LEVELS) < blocks_to_decide(more, LEVELS)
 
 
 def test_the_noise_floor_is_tested_on_one_side():

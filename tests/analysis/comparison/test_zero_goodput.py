@@ -132,3 +132,29 @@ def test_every_format_shows_an_effect_without_a_percentage(analysed, capsys):
             assert report.main([str(study), "--format", name]) == 0
     assert "11.96 req" in capsys.readouterr().out
     assert "nan" not in (study / "report.md").read_text().replace("tenant", "")
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0])
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+def test_a_value_that_is_not_above_0_leaves_the_other_arms_their_answers(
+    make_cell, isolation, value
+):
+    """No arm was compared, for want of a "complete block with values above 0"."""
+
+    def change(record):
+        record = with_goodput({**FULL, "fast": 12.0, "slow": value})(record)
+        (case,) = record.cases
+        own = tuple(replace(m, name="my_score", unit="points") for m in case.metrics)
+        return replace(record, cases=(replace(case, metrics=own),))
+
+    arms = judged(
+        analyse(
+            make_cell(
+                requests=True, blocks=8, runs=1, change=change, isolation=isolation,
+                effects={"fast": 1.0, "slow": 1.0}, metrics=["my_score"],
+            )
+        )
+    )  # fmt: skip
+    assert arms["fast"].verdict == "better" and arms["fast"].effect_pct == pytest.approx(20, abs=1)
+    assert arms["control"].effect_pct == pytest.approx(0, abs=1)
+    assert arms["slow"].verdict == "inconclusive" and arms["slow"].effect_pct is None

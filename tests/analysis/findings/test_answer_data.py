@@ -206,7 +206,7 @@ CASES = {  # findings, the long text, the short text, the chip
         "Not decided: whether map differs from search in time per launch in any of 3 rows; the "
         "smallest detectable effect is 6.8 % (a) to 35.9 % (b).",
         "Undecided whether map differs from search in time per launch; effects below 35.9 % "
-        "cannot be seen.",
+        "may go unseen.",
         "inconclusive: undecided",
     ),
     "all rows one way": (
@@ -339,7 +339,7 @@ CASES = {  # findings, the long text, the short text, the chip
         "Not decided: whether map or plan differs from search in time per launch in a; the "
         "smallest detectable effect is 3.0 % to 4.0 %.",
         "Undecided whether map or plan differs from search in time per launch; effects below "
-        "4.0 % cannot be seen.",
+        "4.0 % may go unseen.",
         "inconclusive: undecided",
     ),
     "several arms, none differs": (
@@ -403,7 +403,7 @@ CASES = {  # findings, the long text, the short text, the chip
         "Not decided: whether plan differs from search in time per launch in a; the smallest "
         "detectable effect is 4.0 %; map is invalid: vacuous: resolver.map stayed 0.",
         "Undecided whether map or plan differs from search in time per launch; effects below "
-        "4.0 % cannot be seen.",
+        "4.0 % may go unseen.",
         "inconclusive: undecided",
     ),
     "nothing measured": (

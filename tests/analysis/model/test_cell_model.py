@@ -49,3 +49,14 @@ def test_the_last_position_counts_a_run_whose_record_was_removed_before_it():
     row = {"case": "all", "metric": "x", "unit": "us", "arms": {"a": values}}
     cell = planted_cell([row], design={"alpha": 0.05, "order": [["a", "a"]]})
     assert (cell.design.num_runs, cell.last_position) == (2, 3)
+
+
+def test_a_block_without_any_value_moves_no_later_run():
+    """Both runs of the first block failed; the second block's began at the first position."""
+    runs = [{"file": f"runs/b01-p0{place}-a.json", "value": 1.0} for place in (0, 1)]
+    values = {"median": 1.0, "q1": 1.0, "q3": 1.0, "n": 2, "runs": runs}
+    row = {"case": "all", "metric": "x", "unit": "us", "arms": {"a": values}}
+    failures = [{"run": f"b00-p0{place}-a", "outcome": "oom"} for place in (0, 1)]
+    design = {"alpha": 0.05, "order": [["a", "a"], ["a", "a"]]}
+    cell = planted_cell([row], failures, design=design)
+    assert list(cell.run_positions.values()) == [3, 4] and cell.last_position == 4

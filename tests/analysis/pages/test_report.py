@@ -577,6 +577,30 @@ def test_the_github_export_has_its_fields(study, capsysbinary):
     assert "% less time per launch" in next(e for e in entries if "seq_map" in e["name"])["extra"]
 
 
+def test_quartiles_that_lie_close_together_are_not_0_apart(make_cell, capsysbinary):
+    """The range of seconds was "IQR 0.00"."""
+
+    def seconds(record):
+        value = 1.0 + 0.001234 * (record.block % 2)
+        metric = Metric("request_s", "s", "lower", True, (value,))
+        cases = tuple(replace(case, metrics=(metric,)) for case in record.cases)
+        return replace(record, cases=cases)
+
+    entries = json.loads(printed(capsysbinary, make_cell("a/cell", change=seconds), "github"))
+    assert {entry["range"] for entry in entries} == {"IQR 0.00123"}
+
+
+def test_a_metric_with_a_space_in_its_name_is_one_word_for_benchstat(make_cell, capsysbinary):
+    def own(record):
+        metric = Metric("my score", "points", "higher", True, (7.5,))
+        cases = tuple(replace(case, metrics=(metric,)) for case in record.cases)
+        return replace(record, cases=cases)
+
+    cell = make_cell("a/cell", change=own, cases=("one",))
+    text = printed(capsysbinary, cell, "benchstat")
+    assert text.startswith("Unit my_score better=higher\n") and "-2 1 7.5 my_score\n" in text
+
+
 def test_entries_of_two_metrics_of_a_case_have_names_of_their_own(make_cell, capsysbinary):
     """The benchmark action finds an entry's history by its name."""
 

@@ -9,9 +9,10 @@ from planted_cells import caveats
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness import sensitivity_analysis
+from labkit.analysis.robustness.caveats import ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks, memory_wait_share
 from labkit.analysis.robustness.sensitivity_analysis import probe_correlations, sensitivity_results
-from labkit.records import Record, publish_arm, read_arm
+from labkit.records import Metric, Record, publish_arm, read_arm
 
 
 def caveats_text(path):
@@ -388,3 +389,23 @@ def test_a_correlation_needs_enough_degrees_of_freedom(make_cell, blocks, runs, 
     correlations = probe_correlations(analyse(path))
     assert bool(correlations) is known
     assert all(value > 0.5 for _, value in correlations)
+
+
+@pytest.mark.parametrize(
+    ("metric", "requests", "text"),
+    [
+        ("ttft_p99_ms", 99, "ttft_p99_ms of 99 requests in a run: the p99 of fewer than 100"),
+        ("ttft_p99_ms", 100, None),
+        ("ttft_p50_ms", 8, None),
+    ],
+)
+def test_a_p99_of_few_requests_is_said_to_be_that_of_the_slowest(make_cell, metric, requests, text):
+    def change(record):
+        (case,) = record.cases
+        metrics = (*case.metrics, Metric("ttft_p99_ms", "ms", "lower", False, (90.0,)))
+        notes = {"requests": [case.notes["requests"][0]] * requests}
+        return replace(record, cases=(replace(case, metrics=metrics, notes=notes),))
+
+    cell = make_cell(requests=True, metrics=[metric], change=change)
+    lines = [line for line in ranked_caveats(analyse(cell)).could_change if "p99" in line]
+    assert [line.startswith(text) for line in lines] == [True] * (text is not None)

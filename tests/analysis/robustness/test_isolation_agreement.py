@@ -12,6 +12,7 @@ from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_
 from labkit.analysis.comparison.cell_analysis import CellData, analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue
 from labkit.analysis.model.result_row import Comparison
+from labkit.analysis.number_format import bound_text
 from labkit.analysis.robustness.isolation_agreement import (
     isolation_agreements,
     isolation_sentence,
@@ -123,16 +124,16 @@ def test_the_sentence_states_the_coarsest_row_or_the_clearest_disagreement():
     bounds = [apart_by((1, 2), (0, 1)), apart_by((1, 4), (-2, 1))]
     assert isolation_sentence(paired(estimated(narrow, wide), estimated(narrow, wide))) == (
         "Separate processes agree with interleaved runs in all 2 rows "
-        f"(a difference below {bounds[1]:.1f} % could have gone undetected in some row)."
+        f"(a difference below {bound_text(bounds[1])} % could have gone undetected in some row)."
     )
     only = isolation_sentence(paired(estimated(narrow), estimated(narrow)))
-    assert f"in the only row (a difference below {bounds[0]:.1f} %" in only
+    assert f"in the only row (a difference below {bound_text(bounds[0])} %" in only
     large, clear = ("large", True, 6.0, 2.5, 9.5), ("clear", True, -4.0, -4.7, -3.3)
     none = ("large", True, 0.0, -3.5, 3.5), ("clear", True, 0.0, -0.7, 0.7)
     cells = estimated(large, clear, narrow, wide), estimated(*none, narrow, wide)
     assert isolation_sentence(paired(*cells)) == (
         "Separate processes disagree with interleaved runs in 2 of 4 rows, most in clear: "
-        "arm -4.0 % interleaved, +0.0 % in separate processes."
+        "arm −4.0% interleaved, 0.0% in separate processes."
     )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from labkit.analysis.tables.goodput_by_rate import capacity_chart, capacity_table
 from scipy import stats
 
+from labkit.analysis.document.chart import Dots
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.serving_capacity import ServingCapacity
 
@@ -127,3 +129,17 @@ def test_a_capacity_says_that_its_rates_had_other_requests(numbers, said):
     capacity = Capacity(None, 2.0, None)
     one = ServingCapacity("a", 0.95, "TTFT 9 ms", 0.05, tuple(loads), capacity)
     assert ("a run had 32, 64 (in the order of the loads)" in one.sentence) == said
+
+
+def test_a_share_is_never_rounded_up_to_its_target():
+    """99.96 % of requests were "100.0 %", beside a target of 99.99 %."""
+    loads = load(1.0, 9996, 9996, requests=10_000), load(2.0, 9496, 9496, requests=10_000)
+    capacity = Capacity(None, None, None)
+    one = ServingCapacity("a", 0.9999, "TTFT 9 ms", 0.05, loads, capacity)
+    table = capacity_table([one])
+    assert [table.cells(line)[4] for line in table.lines] == ["99.96 %", "94.9 %"]
+    dots = [mark for mark in capacity_chart(one).chart.marks if isinstance(mark, Dots)]
+    tips = [tip for mark in dots for tip in mark.tips]
+    assert [tip.partition(": ")[2] for tip in tips] == [
+        "99.96 % within the limits", "94.9 % within the limits"
+    ]  # fmt: skip

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.document.chart import Dots
 from labkit.analysis.model.replication_result import MeasuredEffect, ReplicatedRow
-from labkit.analysis.pages.replication_page import _medians
+from labkit.analysis.pages.replication_page import _medians, _picture
 from labkit.analysis.studies import replication
 from labkit.analysis.studies.replication import NO_RATIO, replication_of
 from labkit.records import Metric
@@ -117,3 +119,27 @@ def test_medians_have_their_unit():
     author = MeasuredEffect(baseline_median=12 << 20, median=6 << 20)
     row = ReplicatedRow("c", "all", "peak_kv_bytes", "bytes", "map", author, MeasuredEffect(), "")
     assert [_medians(row, side) for side in (row.author, row.reader)] == ["12.00 → 6.00 MiB", "–"]
+
+
+def test_a_metric_in_another_unit_replicates_nothing(make_cell):
+    def change(record):
+        cases = (
+            replace(case, metrics=tuple(replace(m, unit="ms") for m in case.metrics))
+            for case in record.cases
+        )
+        return replace(record, cases=tuple(cases))
+
+    author, reader = make_cell("a/cell"), make_cell("b/cell", change=change)
+    page = replication_of(*((path.parent, [analyse(path)]) for path in (author, reader)))
+    assert {(row.verdict, row.reason) for row in page.rows} == {
+        ("not decided", "measured in ms here (lower is better)")
+    }
+
+
+def test_an_effect_of_a_replication_that_rounds_to_0_has_no_sign():
+    effects = (MeasuredEffect(effect_pct=pct, verdict="equivalent") for pct in (-0.001, 12.34))
+    row = ReplicatedRow("c", "all", "x", "us", "map", *effects, "replicated")
+    page = SimpleNamespace(rows=[row], name_of=lambda row: row.case)
+    tips = [tip for mark in _picture(page).marks if isinstance(mark, Dots) for tip in mark.tips]
+    texts = [tip.partition(": ")[2] for tip in tips]
+    assert texts == ["0.00% (equivalent)", "+12.3% (equivalent)"]

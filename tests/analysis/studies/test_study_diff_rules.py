@@ -577,6 +577,30 @@ def test_a_metric_of_one_study_alone_is_named(place, case, row):
     assert comparison.caveats == (f"cell: {row} is only in {('old', 'new')[place]}",)
 
 
+@pytest.mark.parametrize(
+    ("other", "old_text", "new_text"),
+    [
+        ({"unit": "ms"}, "a in us (lower is better)", "a in ms (lower is better)"),
+        ({"better": "higher"}, "a in us (lower is better)", "a in us (higher is better)"),
+    ],
+)
+def test_a_metric_of_the_same_name_in_another_unit_is_not_compared(other, old_text, new_text):
+    def change(record):
+        cases = tuple(
+            replace(case, metrics=tuple(replace(m, **other) for m in case.metrics))
+            if case.case == "a"
+            else case
+            for case in record.cases
+        )
+        return replace(record, cases=cases)
+
+    shifts = {"a": 0.0, "b": 0.0}
+    comparison = compare(study(shifts), study(shifts, seed=2, change=change))
+    assert {one.row.case for one in comparison.changes} == {"b"}
+    expected = (f"cell: {old_text} is only in old", f"cell: {new_text} is only in new")
+    assert comparison.caveats == expected
+
+
 def printed_changes(comparison, width):
     out = io.StringIO()
     print_changes(comparison, Console(file=out, width=width))

@@ -6,7 +6,8 @@ import pytest
 from planted_cells import planted_cell
 
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
-from labkit.analysis.tables.results_table import results_table
+from labkit.analysis.tables.results_table import medians_table, results_table
+from labkit.analysis.tables.run_list import run_list
 
 COMPARISON = {
     "arm": "fast", "effect_pct": -12.34, "ci_low_pct": -15.0, "ci_high_pct": -9.5,
@@ -146,3 +147,16 @@ def test_an_arm_s_failures_are_named_once_each():
     ]
     named = {"padded_tight": "oom", "naive-2": "timeout, lost"}
     assert planted_cell(failures=failures).failure_outcomes == named
+
+
+def test_a_small_detectable_effect_is_not_0():
+    """It was "0.0 %" in the medians and in the list of runs."""
+    one = {"arm": "fast", "mde_pct": 0.04, "wins": None, "verdict": "equivalent", "blocks": 4}
+    values = {"median": 1.0, "q1": 1.0, "q3": 1.0, "n": 4, "runs": []}
+    runs = dict.fromkeys(("base", "fast"), values)
+    gates = {"identical": {"status": "unclaimed", "reasons": []}}
+    found = cell(row(arms=runs, comparisons=[COMPARISON | one]), gates=gates)
+    lines = texts(medians_table(found))
+    assert [line["detectable effect"] for line in lines] == ["", "0.04%"]
+    (listed,) = run_list(found, "none", "").rows
+    assert "smallest detectable effect 0.04 %" in listed.arms[1].summary

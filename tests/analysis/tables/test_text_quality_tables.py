@@ -50,7 +50,9 @@ def test_the_chart_has_both_intervals_and_names_the_frontier():
         ((12.5, 0.0918), (12.5, 0.105)),
     ]  # fmt: skip
     svg = chart_svg(chart)
-    assert "lossy: +12.50 %, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
+    assert "lossy: +12.5%, KL 0.098 (0.0918 to 0.105) nats, on the frontier" in svg
+    nearly = chart_svg(speed_quality_chart(cell({"lossy": (-0.001, -0.1, 0.1)}, kl)))
+    assert "lossy: 0.00%, KL" in nearly
     assert svg.count("line arm") == 4 and ">lossy</text>" in svg
 
 
