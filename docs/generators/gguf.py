@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+from labkit.models.gguf.gguf_header import REFUSED_TYPES, TENSOR_TYPES, WIDENED_TYPES
 from labkit.models.gguf.gguf_model_config import MODEL_TYPES, TRAITS
 from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS
 from labkit.models.gguf.gguf_repacking import layout_of
-from labkit.models.gguf.gguf_tensor_types import REFUSED_TYPES, TENSOR_TYPES, WIDENED_TYPES
 
 HEAD = """\
 # GGUF files

@@ -29,11 +29,8 @@ def measure_peaks(threads: int) -> dict[str, float]:
     The process of a numba arm limits BLAS to one thread, so the matrix product is measured with
     ``threads`` Python threads that each call BLAS. NumPy releases the interpreter lock meanwhile.
 
-    Returns
-    -------
-    dict
-        ``read_gb_s`` (1e9 bytes/s), ``sgemm_gflop_s``, and the settings of the measurement:
-        ``threads``, ``read_bytes``, ``sgemm_size``.
+    Returns ``read_gb_s`` (1e9 bytes/s), ``sgemm_gflop_s``, and the settings of the measurement:
+    ``threads``, ``read_bytes``, ``sgemm_size``.
     """
     stream = np.ones(STREAM_BYTES // 4, np.float32)
     read_gb_s = read_gb_per_s(stream, threads)

@@ -106,17 +106,9 @@ class SpeedProbe:
         return np.ones(size // 4, dtype=np.float32)
 
     def time(self) -> dict[str, float]:
-        """Time both kernels.
+        """Time both kernels: ``matmul_us`` and ``bandwidth_us``, the medians of ``REPEATS`` runs.
 
-        Returns
-        -------
-        dict
-            ``matmul_us`` and ``bandwidth_us``: the median of ``REPEATS`` runs (us).
-
-        Raises
-        ------
-        RuntimeError
-            A kernel computed a wrong result.
+        Raises ``RuntimeError`` if a kernel computed a wrong result.
         """
         before = numba.get_num_threads()
         numba.set_num_threads(self.threads)

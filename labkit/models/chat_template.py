@@ -221,10 +221,7 @@ class ChatTemplate:
 def _without_optional_fields(
     messages: Sequence[Message],
 ) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield a description of each optional field, and the messages without this field.
-
-    Only fields that are set are yielded, once per role (for example, the name of user messages).
-    """
+    """Yield each optional field that is set, once per role, and the messages without this field."""
     for name, role in itertools.product(
         OPTIONAL_FIELDS, dict.fromkeys(m["role"] for m in messages)
     ):

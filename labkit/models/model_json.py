@@ -1,4 +1,4 @@
-"""Read the JSON files of a model directory: the tokens that end a request, the context."""
+"""The JSON files of a model directory, among others the tokens that end a request, the context."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ def decode_tagged_floats(value: Any) -> Any:
 def read_optional(path: Path, where: str | None = None) -> dict[str, Any]:
     """Return ``read_object``, or an empty object if there is no such file."""
     return read_object(path, where) if path.exists() else {}
+
+
+def write_object(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object to a file of a model directory."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def special_token(config: Mapping[str, Any], name: str) -> str | None:
@@ -134,10 +139,7 @@ def _token_ids(value: Any, where: str) -> set[int]:
 
 
 def _tokenizer_eos(model_dir: Path, where: str | None) -> Set[int]:
-    """Return the id of the tokenizer's EOS token, if it has one.
-
-    tokenizer.json is read as JSON, which is faster than building the tokenizer.
-    """
+    """Return the tokenizer's EOS token, if any, from JSON: building the tokenizer would be slow."""
     names = ("tokenizer_config.json", "special_tokens_map.json")
     configs = (read_optional(model_dir / name, where) for name in names)
     eos = next((token for config in configs if (token := special_token(config, "eos_token"))), None)

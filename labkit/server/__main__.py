@@ -52,10 +52,7 @@ def _run_shell(options: ServeConfig) -> int:
 
 
 def serve(options: ServeConfig) -> int:
-    """Load the model, then serve HTTP until a signal arrives.
-
-    Returns the exit code: 0, or 1 if the engine failed.
-    """
+    """Serve HTTP until a signal arrives; return the exit code: 0, or 1 if the engine failed."""
     from labkit.server.generation.service import Service
     from labkit.server.http import http_listener, routes
 

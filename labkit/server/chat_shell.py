@@ -25,18 +25,9 @@ MAX_REPLY_TOKENS = 2_048  # where server.max_output_tokens is null
 class Shell:
     """A chat with the model. If the model has no chat template, each line is a text to complete.
 
-    Parameters
-    ----------
-    engine
-        A warmed-up engine that nobody else uses.
-    tokenizer
-        The model's tokenizer.
-    max_tokens
-        Maximum number of tokens of a reply.
-    out
-        The stream for replies and messages. None: standard output.
-    read
-        Shows the prompt it is called with and returns the typed line. EOFError ends the shell.
+    ``engine`` is warmed up, and nobody else uses it. A reply has at most ``max_tokens`` tokens and
+    is written to ``out``, by default standard output. ``read`` shows the prompt that it gets and
+    returns the typed line. EOFError ends the shell.
     """
 
     def __init__(
@@ -113,10 +104,7 @@ class Shell:
         return self._tokenizer.encode_chat([*self._history, message])
 
     def _generate(self, prompt: list[int]) -> Iterator[tuple[str, str | None]]:
-        """Yield each token's text and the engine's error (or None).
-
-        Ctrl-C takes effect at the end of the current engine step.
-        """
+        """Yield each token's text and the engine's error. Ctrl-C takes effect after a step."""
         params = self._params
         if isinstance(self._engine, LengthLimited):
             room = self._engine.max_request_tokens() - len(prompt)

@@ -160,10 +160,7 @@ class TaskProcess:
         return answering.result()
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start the process and wait until it is ready.
-
-        Raises ``ApiError`` if it does not get ready (500).
-        """
+        """Start the process and wait until it is ready. Raises ``ApiError`` (500) if that fails."""
         setup = {
             **self._options.setup,
             "parent": os.getpid(),

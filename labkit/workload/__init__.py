@@ -57,28 +57,19 @@ def check(experiment: Experiment) -> None:
 
 
 def prepare(experiment: Experiment) -> None:
-    """Check that the engine can serve the workload, and cache inputs such as prompts.
-
-    See ``WorkloadKind.prepare``.
-    """
+    """Check that the engine can serve the workload, and cache inputs; see ``WorkloadKind``."""
     kind_of(experiment).prepare(experiment)
 
 
 def apart(experiments: Sequence[Experiment]) -> str | None:
-    """Return the reason that these arms cannot share a process, or None if they can.
-
-    See ``WorkloadKind.apart``.
-    """
+    """Return the reason that these arms cannot share a process; see ``WorkloadKind.apart``."""
     if len({experiment.workload.kind for experiment in experiments}) > 1:
         return "the arms have different kinds of workload"
     return kind_of(experiments[0]).apart(experiments)
 
 
 def not_live(experiments: Sequence[Experiment]) -> str | None:
-    """Return the reason that these arms cannot take turns in processes of their own, or None.
-
-    See ``LiveKind.not_live``.
-    """
+    """Return the reason that these arms cannot take turns; see ``LiveKind.not_live``."""
     if len({experiment.workload.kind for experiment in experiments}) > 1:
         return "the arms have different kinds of workload"
     kind = kind_of(experiments[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
@@ -38,7 +39,7 @@ def live_requests(engines: Sequence[Engine]) -> str | None:
 
 def use_servers(engines: Sequence[Engine]) -> bool:
     """Return whether one of these engines is a server in another process."""
-    return any(engine.name == "openai" for engine in engines)
+    return any(map(_is_server, engines))
 
 
 def size_pools_by_free_memory(engines: Sequence[Engine]) -> bool:
@@ -62,27 +63,33 @@ def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
     return rule
 
 
-def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
-    """Return the rule that ``option`` must be null in all arms."""
+def _no(matches: Callable[[Engine], bool], reason: Callable[[Engine], str]) -> Rule:
+    """Return the rule that no engine matches. ``reason`` describes the first that does."""
 
     def rule(engines: Sequence[Engine]) -> str | None:
-        value = next((v for engine in engines if (v := read(engine)) is not None), None)
-        return None if value is None else f"engine.{option}={value}: {why}"
+        return next((reason(engine) for engine in engines if matches(engine)), None)
 
     return rule
+
+
+def _unset(option: str, why: str) -> Rule:
+    """Return the rule that ``option`` must be null in all arms."""
+    read = attrgetter(option)
+    return _no(lambda e: read(e) is not None, lambda e: f"engine.{option}={read(e)}: {why}")
+
+
+def _is_server(engine: Engine) -> bool:
+    return engine.name == "openai"
 
 
 def _one_pool(engines: Sequence[Engine]) -> str | None:
     """Return the reason that mlx_lm cannot share a process with other engines, or None.
 
-    The threads of MLX and its BLAS would compete with the kernels' threads for the cores.
-
-    This was measured on two cores with the workload ``uniform``, four requests and labkit's thread
-    pool. mlx_lm finished its steps in flight at the end of each turn. If mlx_lm had two BLAS
-    threads, the paged engine took 1.4 to 1.7 times as long as beside another paged engine. With
-    one BLAS thread it took 1.1 to 1.4 times as long. If OpenMP was the kernels' thread pool, the
-    paged engine took 1.5 to 3 times as long, even if OpenBLAS's threads ended with each turn. On a
-    Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
+    The threads of MLX and its BLAS would compete with the kernels' threads for the cores. On two
+    cores (``workload=uniform``, four requests) the paged engine took 1.1 to 1.4 times as long as
+    beside another paged engine, even with one BLAS thread and no step of mlx_lm in flight, and 1.4
+    to 1.7 times with two. On a Mac mlx_lm also raises Metal's wired limit, which the whole process
+    shares.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None
@@ -90,22 +97,6 @@ def _one_pool(engines: Sequence[Engine]) -> str | None:
         "engine=mlx_lm: in one process the threads of MLX and its BLAS compete with the other "
         "arms' kernels, which then took 1.1 to 1.7 times as long"
     )
-
-
-def _no_overlap(engines: Sequence[Engine]) -> str | None:
-    if all(engine.pipeline is not Pipeline.overlap for engine in engines):
-        return None
-    return (
-        "engine.pipeline=overlap: a step stays in flight between two calls and would run during "
-        "the other arms' turns; waiting for it at the end of every turn would undo the overlap"
-    )
-
-
-def _own_engine(engines: Sequence[Engine]) -> str | None:
-    own = next((engine.name for engine in engines if is_class_path(engine.name)), None)
-    if own is None:
-        return None
-    return f"engine.name={own}: a user's engine may also work during other arms' turns"
 
 
 def _ranks(engines: Sequence[Engine]) -> str | None:
@@ -118,27 +109,14 @@ def _ranks(engines: Sequence[Engine]) -> str | None:
     )
 
 
-def _live_budget(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that pools sized by free memory cannot share a process, or None.
-
-    None if every pool has a fixed size or is planned for a simulated machine.
-    """
-    for engine in engines:
-        budget = engine.budget
-        if budget.policy is not BudgetPolicy.fixed and budget.machine is None:
-            return (
-                f"engine.budget.policy={budget.policy.value} sizes the pool by the free memory, "
-                "which depends on the arms that were loaded before"
-            )
-    return None
-
-
-def _no_server(engines: Sequence[Engine]) -> str | None:
-    if not use_servers(engines):
-        return None
-    return (
-        "engine=openai: a server is a separate process that would compute during other arms' turns"
-    )
+# Pools that are neither of a fixed size nor planned for a simulated machine.
+_live_budget = _no(
+    lambda e: e.budget.policy is not BudgetPolicy.fixed and e.budget.machine is None,
+    lambda e: (
+        f"engine.budget.policy={e.budget.policy.value} sizes the pool by the free memory, "
+        "which depends on the arms that were loaded before"
+    ),
+)
 
 
 def _kept_servers(engines: Sequence[Engine]) -> str | None:
@@ -169,11 +147,6 @@ def _kept_servers(engines: Sequence[Engine]) -> str | None:
     return None
 
 
-def _same_variable(name: str) -> Rule:
-    why = "MLX reads it once per process, at start"
-    return _same(f"mlx.{name}", lambda engine: getattr(engine.mlx, name), why)
-
-
 Rule = Callable[[Sequence[Engine]], str | None]
 
 OF_A_MACHINE: tuple[Rule, ...] = (
@@ -185,13 +158,22 @@ OF_A_MACHINE: tuple[Rule, ...] = (
 )
 OF_A_PROCESS: tuple[Rule, ...] = (
     _same("blas", lambda e: e.blas.value, "a process has only one, loaded before MLX"),
-    _unset("memory_limit", lambda e: e.memory_limit, "it limits the whole process"),
-    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has only one cache per process"),
+    _unset("memory_limit", "it limits the whole process"),
+    _unset("mlx_cache_limit", "MLX has only one cache per process"),
     *OF_A_MACHINE,
-    *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
+    *(
+        _same(name, attrgetter(name), "MLX reads it once per process, at start")
+        for name in (f"mlx.{item.name}" for item in dataclasses.fields(Mlx))
+    ),
 )
 OF_AN_ENGINE: tuple[Rule, ...] = (
-    _no_server,
+    _no(
+        _is_server,
+        lambda e: (
+            "engine=openai: a server is a separate process that would compute during other "
+            "arms' turns"
+        ),
+    ),
     _one_pool,
     _same(
         "threads (of BLAS)",
@@ -200,6 +182,16 @@ OF_AN_ENGINE: tuple[Rule, ...] = (
     ),
     _ranks,
     _live_budget,
-    _no_overlap,
-    _own_engine,
+    _no(
+        lambda e: e.pipeline is Pipeline.overlap,
+        lambda e: (
+            "engine.pipeline=overlap: a step stays in flight between two calls and would run "
+            "during the other arms' turns; waiting for it at the end of every turn would undo the "
+            "overlap"
+        ),
+    ),
+    _no(
+        lambda e: is_class_path(e.name),
+        lambda e: f"engine.name={e.name}: a user's engine may also work during other arms' turns",
+    ),
 )

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from labkit.config import ConfigError, Experiment, KVLayout, require
 from labkit.engine import memory_budget
-from labkit.engine.memory_budget import model_footprint
 from labkit.engine.memory_budget.required_kv_slots import slots_for
-from labkit.engine.model import compute_dtype
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.records.metric_registry import measured
 from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.requests.request_workload_kind import footprint
 from labkit.workload.sources import source_of
 from labkit.workload.workload_protocols import START_SECONDS, TurnContext
 
@@ -65,10 +64,7 @@ def claim(experiment: Experiment) -> Claim:
         return Claim(total, planned.ceiling, taken, tokens)
     lengths = sorted((p + o for p, o in source_of(experiment).lengths(experiment)), reverse=True)
     tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])
-    model = model_footprint.from_model(
-        experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
-    )
-    assert model is not None, "the budget was planned from it"
+    model = footprint(experiment)
     weights = sum(part.bytes for part in planned.parts[:-1])  # the last part is the KV memory
     return Claim(
         total, 0, weights + tokens * memory_budget.kv_bytes_per_token(engine, model), tokens
@@ -106,7 +102,6 @@ class MemoryClaimKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
-        """Return an object whose ``measure`` computes the arms' claims."""
         return MemoryClaims(experiments)
 
     def estimate(self, experiment: Experiment) -> Estimate:
@@ -125,7 +120,6 @@ class MemoryClaims:
     prepare = warm_up
 
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
-        """Compute every arm's claim."""
         return [_measurement(experiment) for experiment in self._experiments]
 
     def close(self) -> None:

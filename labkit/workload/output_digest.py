@@ -1,4 +1,4 @@
-"""Digests of outputs, fine enough to locate the first difference between two arms."""
+"""Digests of outputs, fine enough to locate the first difference of two arms, and their texts."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import base64
 import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_DISTINCT_IDS = 4096  # per run; reports show further ids as numbers
+MAX_TEXT_LENGTH = 40  # characters of one token's text
+
 
 def array_outputs(out: NDArray[Any], dtype: str = "float32") -> dict[str, Any]:
-    """Return the digests of an attention output.
+    """Return the digests of an attention output: [tokens, heads, head_dim], contiguous.
 
-    Parameters
-    ----------
-    out
-        [tokens, heads, head_dim], contiguous.
-    dtype
-        Name of the element type, for the record.
-
-    Returns
-    -------
-    dict
-        ``digest``: SHA-256 of the bytes, in hex. ``rows`` and ``heads``: base64 of
-        little-endian uint32 CRC-32s, one per token row and one per head over all tokens.
+    ``dtype``: name of the element type, for the record. ``digest`` is the SHA-256 of the bytes in
+    hex. ``rows`` and ``heads`` are base64 of little-endian uint32 CRC-32s, one per token row and
+    one per head over all tokens.
     """
     by_head = np.ascontiguousarray(out.transpose(1, 0, 2))
     return {
@@ -57,3 +52,29 @@ def token_digest(requests: Iterable[tuple[str, Sequence[int]]]) -> str:
 def text_digest(text: str) -> str:
     """Return the first 16 hex digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class TokenTexts:
+    """Converts token ids to text with the model's own tokenizer, loaded on first use.
+
+    ``model_dir``: the directory that holds ``tokenizer.json``.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        from labkit.models.tokenizer import Detokenizer
+
+        self._detokenizer = Detokenizer(model_dir)
+
+    def digest(self, tokens: Sequence[int]) -> str:
+        """Return the digest of the text of ``tokens``, for comparison with a server's text."""
+        return text_digest(self._detokenizer.normalized_text(tokens))
+
+    def of(self, tokens: Iterable[int]) -> dict[str, str]:
+        """Map the first ``MAX_DISTINCT_IDS`` distinct ids, as strings, to their texts.
+
+        Ids without a text in the tokenizer (padding of the vocabulary) are omitted.
+        """
+        spell = self._detokenizer.tokenizer.piece
+        ids = list(dict.fromkeys(tokens))[:MAX_DISTINCT_IDS]
+        spelled = ((token, spell(token)) for token in ids)
+        return {str(token): text[:MAX_TEXT_LENGTH] for token, text in spelled if text}

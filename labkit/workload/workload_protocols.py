@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from labkit.config import Experiment
 from labkit.workload.measurement import CasePilot, Estimate, Measurement
 from labkit.workload.turn_order import RandomTurnOrder, TurnOrder
 
+T = TypeVar("T")
 START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
 
 
@@ -24,10 +25,7 @@ class EnterTurn(Protocol):
     """Starts an arm's turn."""
 
     def __call__(self, arm: int) -> AbstractContextManager[None]:
-        """Apply the CPU budget of ``arm`` (an index) and attribute failures to that arm.
-
-        Both last until the context manager exits.
-        """
+        """Apply the CPU budget of ``arm`` (an index) and attribute failures to it, until exit."""
 
 
 class MachineKernels(Protocol):
@@ -79,6 +77,27 @@ def single_arm_context(seed: int) -> TurnContext:
     return TurnContext(
         seed, random.Random(seed), lambda arm: nullcontext(), NoMachineKernels(), baseline=0
     )
+
+
+def load_arms(
+    count: int, context: TurnContext, load: Callable[[int], T], close: Callable[[T], None]
+) -> list[T]:
+    """Load arms in random order, each in its turn, and return them in the order of their indices.
+
+    If an arm cannot be loaded, ``close`` is called with those that were loaded before.
+    """
+    arms: dict[int, T] = {}
+    order = list(range(count))
+    context.order.shuffle(order)
+    try:
+        for index in order:
+            with context.turn(index):
+                arms[index] = load(index)
+    except BaseException:
+        for arm in arms.values():
+            close(arm)
+        raise
+    return [arms[index] for index in range(count)]
 
 
 class InterleavedArms(Protocol):

@@ -118,7 +118,8 @@ def frame_result(given):
     runs = frame_selection.decoder_runs(how, picks, keyframes)
     exact = frame_selection.positions(frames, given["budget"])
     far = frame_selection.distances(picks, exact, range(frames))
-    return [picks, [asdict(run) for run in runs], {"mean": far.mean_frames, "max": far.max_frames}]
+    mean, most = far["distance_frames"], far["most_frames"]
+    return [picks, [asdict(run) for run in runs], {"mean": mean, "max": most}]
 
 
 FRAMES = """const { how, frames, keyframes, budget } = given;

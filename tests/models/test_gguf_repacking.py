@@ -13,7 +13,7 @@ from labkit.cpu.precision.gguf_block_arrays import BlockArrays
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine.model import gguf_block_layers
 from labkit.models.gguf import GGUFError, gguf_repacking
-from labkit.models.gguf.gguf_tensor_types import TENSOR_TYPES, WIDENED_TYPES
+from labkit.models.gguf.gguf_header import TENSOR_TYPES, WIDENED_TYPES
 
 KNOWN = json.loads((Path(__file__).parent / "gguf_blocks.json").read_text("utf-8"))["types"]
 BLOCK_BYTES = {kind.name: kind.block_bytes for kind in TENSOR_TYPES.values()}

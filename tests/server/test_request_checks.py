@@ -13,7 +13,7 @@ pytest.importorskip("msgspec")
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server.apis import generated_choice, prompt_logprobs_format
+from labkit.server.apis import generated_choice
 from labkit.server.apis.generated_choice import GeneratedChoice, build_body, token_logprob, usage
 from labkit.server.apis.request_checks import (
     MAX_LOGIT_BIASES,
@@ -182,14 +182,14 @@ def test_ids_are_below_the_vocabulary_s_size():
 
 
 def test_log_probabilities_of_prompts_are_counted(monkeypatch):
-    monkeypatch.setattr(prompt_logprobs_format, "MAX_LOGPROBS_PER_RESPONSE", 30)
-    check = prompt_logprobs_format.check_count
+    monkeypatch.setattr(generated_choice, "MAX_LOGPROBS_PER_RESPONSE", 30)
+    check = generated_choice.check_prompt_logprobs
     assert refused(check, [[1, 2], [3]], 2, 4) is None  # 3 tokens, 2 choices, 5 each
     assert refused(check, [[1, 2], [3]], 2, 5) == (400, "prompt")
     assert refused(check, [[1] * 99], 9, None) is None and refused(check, [[1] * 31], 1, 0)
     with pytest.raises(ApiError, match="no log probabilities of the prompt"):
-        prompt_logprobs_format.by_token(None, [1, 2], 0)
-    assert prompt_logprobs_format.by_token(None, [1], 0) == [None]
+        generated_choice.prompt_logprobs_by_token(None, [1, 2], 0)
+    assert generated_choice.prompt_logprobs_by_token(None, [1], 0) == [None]
 
 
 def test_a_choice_gathers_its_outputs():
@@ -251,7 +251,7 @@ def test_a_server_is_healthy_until_its_engine_fails_ends_or_sticks():
     def reason(failure=None, alive=True, busy_s=0.0, stopping=False):
         thread = None if alive is None else SimpleNamespace(alive=alive, busy_s=busy_s)
         service = SimpleNamespace(
-            _engine_failure=failure, _thread=thread, options=SERVICE.options, _stopping=stopping
+            engine_failure=failure, _thread=thread, options=SERVICE.options, _stopping=stopping
         )
         return Service.unhealthy_reason(service)
 

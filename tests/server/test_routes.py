@@ -16,7 +16,8 @@ import pytest
 import tokenizers
 from api_client import connect
 from fake_engine import CharTokenizer, FakeEngine
-from fake_server import FakeModel, TemplatesHere
+from fake_server import FakeModel, FakeServer, TemplatesHere, post
+from test_uvicorn_protocol import COMPLETION, PATH, status
 
 from labkit import config
 from labkit.server.generation import http_response
@@ -81,7 +82,7 @@ KEY = {"Authorization": "Bearer sesame"}
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
+    ("method", "path", "body", "expected"),
     [
         ("GET", "/nowhere", None, 404),
         ("GET", "/v1/completions", None, 405),
@@ -98,9 +99,9 @@ KEY = {"Authorization": "Bearer sesame"}
         ("POST", "/detokenize", b'{"tokens": [1000000]}', 400),
     ],
 )
-def test_every_error_is_the_apis_error_object(server, method, path, body, status):
+def test_every_error_is_the_apis_error_object(server, method, path, body, expected):
     response = send(server, method, path, body)
-    assert response[0] == status and is_error(response)
+    assert response[0] == expected and is_error(response)
 
 
 def test_the_api_key_is_required_except_for_health(limited_server):
@@ -307,12 +308,12 @@ def test_a_signal_gives_a_conversation_that_is_rendered_the_grace_period(
         http_listener.run(
             service, create_app(service), bound, lambda: sent.append(pool.submit(chat))
         )
-        status, _, response = sent[0].result()
+        code, _, response = sent[0].result()
     if ends:
-        assert status == 200, response
+        assert code == 200, response
         assert response["choices"][0]["message"]["content"] == "aa"
     else:
-        assert status == 503 and response["error"]["message"] == "the server is stopping"
+        assert code == 503 and response["error"]["message"] == "the server is stopping"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -341,3 +342,29 @@ def test_a_signal_ends_streams_with_an_error_event(tmp_path, signum, capfd, monk
     error = json.loads(lines[-3].removeprefix("data: "))["error"]
     assert (error["type"], error["message"]) == ("server_error", "the server is stopping")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def send_until(server, body, expected):
+    """Send a request again and again until it has the expected status; return the response."""
+    deadline = time.monotonic() + 30
+    while status(response := server.send(post(PATH, body))) != expected:
+        assert time.monotonic() < deadline, response
+    return response
+
+
+@pytest.mark.parametrize("ending", ["completed", "disconnected"])
+def test_bodies_that_arrive_are_limited_together(tmp_path, ending):
+    body = json.dumps({**COMPLETION, "user": "x" * 900}).encode()
+    with FakeServer(tmp_path, max_live=2, max_body_bytes=1024) as server:
+        clients = [server.connect() for _ in range(2)]
+        for client in clients:
+            client.sendall(post(PATH, body)[:-1])
+        refused = send_until(server, body, 429)
+        assert b"2048 bytes (server.max_live * server.max_body_bytes)" in refused
+        assert b"retry-after: 1" in refused
+        for client in clients:
+            if ending == "completed":
+                client.sendall(body[-1:])
+                assert status(client.recv(1 << 16)) == 200
+            client.close()
+        send_until(server, body, 200)

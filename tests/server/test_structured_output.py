@@ -139,7 +139,7 @@ def test_invalid_combinations_are_refused(client, options, param):
 @pytest.fixture(scope="module")
 def constrain(chat_model):
     """Return a constraint of a schema over the tiny model's vocabulary."""
-    compiler = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095])
+    compiler = GrammarCompiler(str(chat_model / "tokenizer.json"), 4096, [4095])
 
     def constrain(schema):
         source = GrammarSource("json_schema", json.dumps(schema))
@@ -233,7 +233,7 @@ def test_references_of_a_schema_begin_at_the_function_s_parameters(
     tools = [travel("near", "Rome"), tree, travel("far", "Oslo"), tool("plain")]
     tokenizer = tokenizers.load(chat_model)
     source = GrammarSource("lark", CALL_FORMAT.grammar(tools, tokenizer))
-    matcher = GrammarCompiler(chat_model / "tokenizer.json", 4096, [4095]).compile(source)
+    matcher = GrammarCompiler(str(chat_model / "tokenizer.json"), 4096, [4095]).compile(source)
     call = json.dumps({"name": name, "arguments": arguments})
     ids = tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>", special=False)
     assert (matcher.try_consume_tokens(ids) == len(ids)) is allowed

@@ -5,10 +5,9 @@ import pytest
 from scipy import stats
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Lengths
-from labkit.workload import request_lengths
 from labkit.workload.requests import arrivals
-from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
-from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.requests.load_generator import ClientPool, RequestSchedule
+from labkit.workload.tokenized_prompt import Prompt, draw_lengths
 
 COUNT = 4000
 PROMPTS = [Prompt(f"r{i}", (1,), 1) for i in range(COUNT)]
@@ -60,7 +59,7 @@ def test_sessions_arrive_at_the_rate_and_later_turns_follow_their_answer():
 
 
 def drawn(**options):
-    return request_lengths.draw(Lengths(**options), np.random.default_rng(5), COUNT)
+    return draw_lengths(Lengths(**options), np.random.default_rng(5), COUNT)
 
 
 def test_lengths_follow_their_laws():

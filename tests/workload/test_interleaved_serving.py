@@ -12,13 +12,12 @@ import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
-from labkit.workload.arm_clock import ArmClock, LiveClock
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.requests import step_stall_seconds
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
-from labkit.workload.turn_order import RandomTurnOrder
+from labkit.workload.turn_order import ArmClock, LiveClock, RandomTurnOrder
 
 
 class Base:

@@ -11,8 +11,8 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
 )
 from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.output_digest import TokenTexts
 from labkit.workload.requests import serving_session
-from labkit.workload.requests.output_token_texts import TokenTexts
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt

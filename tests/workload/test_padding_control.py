@@ -6,7 +6,7 @@ from labkit import workload
 from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
 from labkit.config import LengthKind
 from labkit.records import Record
-from labkit.workload.request_lengths import rectangle_notes
+from labkit.workload.requests.serving_metrics import rectangle_notes
 
 SMALL = [
     "ablation=padding_control",

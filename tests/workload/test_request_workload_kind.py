@@ -58,7 +58,7 @@ def estimate(**changes):
 def facts(monkeypatch):
     """A model of a million weights in 4 MB, with 1,000 bytes of keys and values a token."""
     model = SimpleNamespace(matmul_weights=10**6, weight_bytes=4 * 10**6)
-    monkeypatch.setattr(request_workload_kind, "_footprint", lambda experiment: model)
+    monkeypatch.setattr(request_workload_kind, "footprint", lambda experiment: model)
     monkeypatch.setattr(budget, "kv_bytes_per_token", lambda engine, model: 1000)
     monkeypatch.setattr(request_workload_kind, "_claimed_bytes", lambda experiment: 0)
     return model

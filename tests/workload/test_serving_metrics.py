@@ -1,11 +1,11 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, LatencySLO, Workload
-from labkit.workload.requests.request_outcomes import outcome_notes
 from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,
     meets,
+    outcome_notes,
     request_notes,
     sending_metrics,
     serving_metrics,
@@ -189,7 +189,7 @@ def test_a_request_that_was_not_served_is_counted_and_never_good():
     failed = ServedRequest("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
     workload = Workload(limits=LatencySLO(ttft_ms=1000))
     entries = [*TIMELINE, refused, failed]
-    notes = outcome_notes(entries, workload, rate_unit="", cpu_s=0.04, seconds=4.0)
+    notes = outcome_notes(entries, workload, rate_unit="", cpu_s=0.04)
     assert (notes["requests"], notes["served"], notes["refused"], notes["failed"]) == (5, 3, 1, 1)
     assert notes["good"] == 2 and notes["sender_cpu_share"] == 0.01
     assert notes["unserved"] == [
@@ -205,7 +205,7 @@ def test_rates_and_waits_of_what_arrives_by_itself():
         entry.due = due
     entries[1].late = 0.003
     workload = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8), concurrency=None)
-    notes = outcome_notes(entries, workload, rate_unit="requests/s", cpu_s=0.0, seconds=9.0)
+    notes = outcome_notes(entries, workload, rate_unit="requests/s", cpu_s=0.0)
     assert (notes["asked_per_s"], notes["due_per_s"], notes["sent_per_s"]) == (0.8, 1.0, 0.5)
     assert notes["queue_ms"] == {"p50": 0.0, "p99": 1960.0, "max": 2000.0}
     assert notes["late_ms"]["max"] == 3.0 and notes["latency_from"] == "arrival"

@@ -114,7 +114,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     """Return a phrase on the first request whose text differs, or None if all texts agree.
 
     Used for servers that return no token ids. Special tokens, surrounding space and U+FFFD are not
-    compared (:mod:`labkit.models.detokenizer`).
+    compared (:mod:`labkit.models.tokenizer`).
     """
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
     if not differing:

@@ -9,8 +9,9 @@ weights it computes in float32 (``quantized_matmul``) or, with quantised weights
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +36,16 @@ Array = NDArray[np.float32]
 WeightMatrix = Array | LowPrecisionMatrix
 
 
-class PackedPanels(Protocol):
+class PackedPanels(ABC):
     """The packed weights of one or more matrices that multiply the same input.
 
-    Each class packs them in the layout of one kernel.
+    Each subclass packs them in the layout of one kernel.
     """
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def bytes(self) -> int:
         """Bytes of the packed weights."""
 
@@ -50,7 +54,10 @@ class PackedPanels(Protocol):
 
         ``shared``: the node's parameters that do not depend on the weights' format.
         """
+        op, weights = self.matmul_node()
+        return product(op, shared | weights)
 
+    @abstractmethod
     def matmul_node(self) -> tuple[int, dict[str, int]]:
         """Return the node of a captured graph that does the work of ``multiply``.
 
@@ -60,7 +67,9 @@ class PackedPanels(Protocol):
 
     def capture_input(self, x: TracedArray) -> TracedArray:
         """Return the array that the node of ``matmul_node`` reads: x, or x quantised."""
+        return x
 
+    @abstractmethod
     def embedding_node(self) -> tuple[int, dict[str, int]]:
         """Return the node of a captured graph that does the work of ``take``.
 
@@ -68,11 +77,12 @@ class PackedPanels(Protocol):
         """
 
     @property
+    @abstractmethod
     def arrays(self) -> tuple[Any, ...]:
         """The arrays whose addresses are parameters of the two nodes."""
 
 
-class FloatPanels:
+class FloatPanels(PackedPanels):
     """Matrices in float32, packed for ``gemm``."""
 
     __slots__ = ("_panels",)
@@ -88,19 +98,10 @@ class FloatPanels:
     def bytes(self) -> int:
         return self._panels.nbytes
 
-    def product(self, shared: dict[str, int]) -> Product:
-        op, weights = self.matmul_node()
-        return product(op, shared | weights)
-
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.MATMUL, {"weights": address_of(self._panels)}
 
-    def capture_input(self, x: TracedArray) -> TracedArray:
-        return x
-
     def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node for ``take``; see ``PackedPanels.matmul_node``."""
         params = {"weights": address_of(self._panels), "num_panels": len(self._panels)}
         return graph_ops.PACKED_EMBEDDING, params
 
@@ -109,7 +110,7 @@ class FloatPanels:
         return (self._panels,)
 
 
-class LowPrecisionPanels:
+class LowPrecisionPanels(PackedPanels):
     """Matrices of one low-precision format, packed in spans for ``quantized_matmul``."""
 
     __slots__ = ("_arguments", "_spans")
@@ -136,19 +137,10 @@ class LowPrecisionPanels:
     def bytes(self) -> int:
         return self._spans.nbytes
 
-    def product(self, shared: dict[str, int]) -> Product:
-        op, weights = self.matmul_node()
-        return product(op, shared | weights)
-
     def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node for ``multiply``; see ``PackedPanels.matmul_node``."""
         return graph_ops.LOW_PRECISION_MATMUL, self._params()
 
-    def capture_input(self, x: TracedArray) -> TracedArray:
-        return x
-
     def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node for ``take``; see ``PackedPanels.matmul_node``."""
         return graph_ops.LOW_PRECISION_EMBEDDING, self._params()
 
     def _params(self) -> dict[str, int]:
@@ -219,7 +211,6 @@ class Int8Panels(LowPrecisionPanels):
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The spans, and the addresses of the compiled functions."""
         return *super().arrays, self._functions.addresses
 
 
@@ -237,22 +228,11 @@ def share_format(weights: Sequence[WeightMatrix]) -> bool:
 class PackedLinear:
     """Linear layers for the same input, whose weights are packed together and used in one launch.
 
-    Parameters
-    ----------
-    weights
-        The matrices, [N_i, K] each. They are copied.
-    biases
-        One bias per matrix: float32 [N_i] or None.
-    slabs
-        Allocator of the packed weights. None: the weights get a separate allocation.
-    activations
-        ``int8``: the input is quantised if the weights have 4 or 8 bits (``int8_matmul``).
-        ``float32``: it never is.
-
-    Raises
-    ------
-    ValueError
-        The matrices differ in depth or format.
+    ``weights``: the matrices, [N_i, K] each, which are copied. ``biases``: one per matrix,
+    float32 [N_i] or None. ``slabs``: allocator of the packed weights; None: a separate allocation.
+    ``activations``: with ``int8``, the input is quantised if the weights have 4 or 8 bits
+    (``int8_matmul``); with ``float32``, it never is. Raises ``ValueError`` if the matrices differ
+    in depth or format.
     """
 
     __slots__ = (

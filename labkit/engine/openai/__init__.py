@@ -71,8 +71,8 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     from labkit.engine.openai.http_client import HttpClient
     from labkit.engine.openai.remote_engine import RemoteEngine
     from labkit.engine.openai.request_payload import ENDPOINT_PATHS, PayloadBuilder
-    from labkit.models.detokenizer import Detokenizer
     from labkit.models.model_directory import inspect
+    from labkit.models.tokenizer import Detokenizer
 
     server_options = options.server
     server = server_process.start_server(options, model_dir)

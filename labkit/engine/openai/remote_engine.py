@@ -28,7 +28,7 @@ from labkit.engine.openai.server_process import ServerProcess
 from labkit.engine.openai.sse_decoder import StreamError, TokenUsage, parse_usage
 from labkit.engine.openai.streamed_response import StreamedResponse, error_event
 from labkit.engine.request import Request
-from labkit.models.detokenizer import Detokenizer
+from labkit.models.tokenizer import Detokenizer
 
 MAX_RECORDED_DISAGREEMENTS = 8
 DYING_S = 0.5  # from a server's last response, which it may have failed to send, to its end

@@ -10,7 +10,7 @@ from typing import Any
 from labkit.config import Api, EosHandling, OpenAIServer
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request
-from labkit.models.detokenizer import Detokenizer
+from labkit.models.tokenizer import Detokenizer
 
 SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled
 HASH_FACTOR = 0x9E3779B1  # Knuth's: odd, near 2**32 divided by the golden ratio

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, FinishReason, StreamEvent
 from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamChunk, TokenUsage, parse_chunk
 from labkit.engine.request import Request
-from labkit.models.detokenizer import Detokenizer
+from labkit.models.tokenizer import Detokenizer
 
 COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 

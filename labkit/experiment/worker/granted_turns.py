@@ -11,8 +11,7 @@ from typing import Any
 
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message
-from labkit.workload.arm_clock import ArmClock, LiveClock
-from labkit.workload.turn_order import Part, Round
+from labkit.workload.turn_order import ArmClock, LiveClock, Part, Round
 
 
 class GrantedTurns:

@@ -73,23 +73,12 @@ NEUTRAL_BY_CLASS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 def check_keys(
     file: GGUFFile, name: str, model_type: str, same: Mapping[str, float], windowed: bool
 ) -> None:
-    """Check that mlx_lm's class computes everything that the file's keys ask for.
+    """Check that mlx_lm's class ``model_type`` computes everything that the file's keys ask for.
 
-    Parameters
-    ----------
-    name
-        The architecture's name in GGUF, with which the keys begin.
-    model_type
-        The name of mlx_lm's class.
-    same
-        The values that the class computes with, by key; another value is refused.
-    windowed
-        Whether the class has layers with a sliding window.
-
-    Raises
-    ------
-    GGUFError
-        A key has a value that the class does not compute with, or labkit does not know the key.
+    ``name``: the architecture's name in GGUF, with which the keys begin. ``same``: the values that
+    the class computes with, by key; another value is refused. ``windowed``: whether the class has
+    layers with a sliding window. Raises ``GGUFError`` if a key has a value that the class does not
+    compute with, or labkit does not know the key.
     """
     neutral = {
         **NEUTRAL,

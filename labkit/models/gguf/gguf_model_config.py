@@ -92,11 +92,6 @@ class GGUFArchitecture:
     biases: frozenset[str]
     settings: dict[str, Any]  # the keys of config.json that only this architecture has
 
-    @property
-    def context(self) -> int:
-        """The context length in tokens."""
-        return self.sizes.context
-
     def targets(self) -> Iterator[TargetParameter]:
         """Yield the mlx_lm parameters of the tensors that the file may have.
 
@@ -195,11 +190,7 @@ def _qwen_moe(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
 
 
 def _gemma_scale(sizes: Dimensions, layers_of_27b: int) -> dict[str, Any]:
-    """Return the key of config.json for Gemma's attention scale, which GGUF does not store.
-
-    The scale depends on ``head_dim``, except in the 27B models, which are recognised by their
-    number of layers.
-    """
+    """Return Gemma's attention scale, which depends on ``head_dim`` except in the 27B models."""
     of_27b = sizes.layers == layers_of_27b
     return {"query_pre_attn_scalar": sizes.hidden // sizes.heads if of_27b else sizes.head_dim}
 
@@ -248,11 +239,7 @@ def _glm4(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
 
 
 def _alternating(every: int) -> Settings:
-    """Return a function that reads the settings of a model with alternating attention.
-
-    Unless the file says otherwise, every ``every``-th layer has full attention and the other layers
-    have a sliding window.
-    """
+    """Return the settings of a model whose ``every``-th layer, unless the file differs, is full."""
 
     def settings(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
         key = f"{name}.attention.sliding_window_pattern"

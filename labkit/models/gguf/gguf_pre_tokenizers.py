@@ -33,10 +33,7 @@ _HEAD, _TAIL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _words(digits: str) -> str:
-    """Return the pattern of Llama 3 and Qwen 2.
-
-    ``digits`` is the quantifier of a piece of digits: ``{1,3}``, or empty for single digits.
-    """
+    """Return the pattern of Llama 3 and Qwen 2, with the quantifier of a piece of digits."""
     return (
         rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|{PUNCTUATION}|{WHITESPACE}"
     )
@@ -148,10 +145,7 @@ PRE_TOKENIZERS = {
 
 
 def find_pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the pre-tokenizer with this name.
-
-    Raises ``GGUFError`` if labkit has no pre-tokenizer with this name.
-    """
+    """Return the pre-tokenizer with this name. Raises ``GGUFError`` if there is none."""
     if name not in PRE_TOKENIZERS:
         raise GGUFError(
             f"pre-tokenizer {name!r} is not supported; must be one of: {', '.join(PRE_TOKENIZERS)}"

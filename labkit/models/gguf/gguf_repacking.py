@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labkit.models.gguf.gguf_header import GGUFError
-from labkit.models.gguf.gguf_tensor_types import WIDENED_TYPES
+from labkit.models.gguf.gguf_header import WIDENED_TYPES, GGUFError
 
 ByteArray = npt.NDArray[np.uint8]
 NamedArrays = dict[str, npt.NDArray[Any]]
@@ -55,24 +54,11 @@ def layout_of(type_name: str) -> QuantizedLayout | None:
 def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
     """Convert the blocks of a tensor to the arrays of a layer, by name.
 
-    Parameters
-    ----------
-    type_name
-        A name in ``gguf_tensor_types.TENSOR_TYPES``.
-    blocks
-        ``[..., num_blocks, block_bytes]``.
-
-    Returns
-    -------
-    dict
-        For a type that stays quantised: ``weight`` ``[..., columns * bits / 32]`` in uint32, and
-        the arrays of scales. For any other type: ``weight`` ``[..., columns]`` in float32, in
-        float16, or in bfloat16 (which is held as uint16).
-
-    Raises
-    ------
-    GGUFError
-        The package gguf is needed and not installed.
+    ``type_name``: a name in ``gguf_header.TENSOR_TYPES``. ``blocks``:
+    ``[..., num_blocks, block_bytes]``. A type that stays quantised gives ``weight``
+    ``[..., columns * bits / 32]`` in uint32, and the arrays of scales. Any other type gives
+    ``weight`` ``[..., columns]`` in float32, in float16, or in bfloat16 (which is held as uint16).
+    Raises ``GGUFError`` if the package gguf is needed and not installed.
     """
     convert = (
         _CONVERSIONS[type_name].convert if type_name in _CONVERSIONS else _by_package(type_name)
@@ -111,16 +97,9 @@ def _by_package(type_name: str) -> Callable[[ByteArray], NamedArrays]:
     return convert
 
 
-def _f32(blocks: ByteArray) -> NamedArrays:
-    return {"weight": _join_blocks(blocks).view("<f4")}
-
-
-def _f16(blocks: ByteArray) -> NamedArrays:
-    return {"weight": _join_blocks(blocks).view("<f2")}
-
-
-def _bf16(blocks: ByteArray) -> NamedArrays:
-    return {"weight": _join_blocks(blocks).view("<u2")}
+def _floats(dtype: str) -> Callable[[ByteArray], NamedArrays]:
+    """Return a function that reads numbers of ``dtype``."""
+    return lambda blocks: {"weight": _join_blocks(blocks).view(dtype)}
 
 
 def _q4_0(blocks: ByteArray) -> NamedArrays:
@@ -148,10 +127,7 @@ def _q8_0(blocks: ByteArray) -> NamedArrays:
 
 
 def _q2_k(blocks: ByteArray) -> NamedArrays:
-    """Convert Q2_K: 16 groups of 16 codes of 2 bits.
-
-    A byte holds the scale and the minimum of a group, 4 bits each.
-    """
+    """Convert Q2_K: 16 groups of 16 codes of 2 bits; a byte has a scale and a minimum of 4 bits."""
     return _packed(
         _unpack_bits(blocks[..., 16:80], 2),
         2,
@@ -236,11 +212,7 @@ def _six_bit_scales(blocks: ByteArray) -> NamedArrays:
 
 
 def _unpack_bits(packed: ByteArray, bits: int) -> ByteArray:
-    """Unpack runs of 32 bytes into codes of ``bits`` bits.
-
-    In each run, the codes in the lowest bits of its 32 bytes come first, then those in the next
-    bits, and so on.
-    """
+    """Unpack runs of 32 bytes into codes of ``bits`` bits: those in the lowest bits come first."""
     runs = packed.reshape(*packed.shape[:-1], -1, 1, 32)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     codes: ByteArray = runs >> shifts & np.uint8((1 << bits) - 1)
@@ -298,9 +270,9 @@ class _Conversion:
 
 
 _CONVERSIONS = {
-    "F32": _Conversion(_f32),
-    "F16": _Conversion(_f16),
-    "BF16": _Conversion(_bf16),
+    "F32": _Conversion(_floats("<f4")),
+    "F16": _Conversion(_floats("<f2")),
+    "BF16": _Conversion(_floats("<u2")),
     "Q4_0": _Conversion(_q4_0, QuantizedLayout(4)),
     "Q4_1": _Conversion(_q4_1, QuantizedLayout(4)),
     "Q5_0": _Conversion(_q5_0, QuantizedLayout(5)),

@@ -24,21 +24,9 @@ MAX_FACTOR_ERROR = 1e-4  # relative; the file's is a float32
 def read_rope_scaling(file: GGUFFile, name: str, theta: float, dims: int) -> dict[str, Any] | None:
     """Return ``rope_scaling`` of config.json, or None if positions are not scaled.
 
-    Parameters
-    ----------
-    file
-        The GGUF file.
-    name
-        The file's architecture. The keys of the metadata begin with it.
-    theta
-        The base of the frequencies.
-    dims
-        The dimensions of a head that are rotated.
-
-    Raises
-    ------
-    GGUFError
-        The scaling is invalid, or mlx_lm does not have it.
+    ``name``: the file's architecture, with which the keys of the metadata begin. ``theta``: the
+    base of the frequencies. ``dims``: the dimensions of a head that are rotated. Raises
+    ``GGUFError`` if the scaling is invalid, or mlx_lm does not have it.
     """
     prefix = f"{name}.rope.scaling"
     # Older files have the factor of linear scaling under another key.
@@ -88,11 +76,7 @@ def _longrope_attn_factor(file: GGUFFile, name: str) -> float:
 
 
 def _check_constants(file: GGUFFile, prefix: str, computed: Mapping[str, float]) -> None:
-    """Refuse other values of keys for which mlx_lm has no option.
-
-    ``computed``: the value that mlx_lm computes with, by key. A key that is absent is 1, as in
-    llama.cpp.
-    """
+    """Refuse values of keys (by default 1) other than those with which mlx_lm computes."""
     for word, value in computed.items():
         given = float(file.number(f"{prefix}.{word}", 1.0))
         if not math.isclose(given, value, rel_tol=MAX_FACTOR_ERROR):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.machine import cache_dir
-from labkit.models import safetensors_io
+from labkit.models import model_json, safetensors_io
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_repacking, gguf_tokenizer
 
 RECIPE_VERSION = 5  # part of the cache key: raise it when the written files change
@@ -52,10 +51,10 @@ def _write_model(
     gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
     generation = gguf_tokenizer.generation_config(file)
     config = {**model.config(), **_quantization(file, model), **generation}
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", generation)
-    _write_json(
-        folder / "tokenizer_config.json", gguf_tokenizer.tokenizer_config(file, model.context)
+    model_json.write_object(folder / "config.json", config)
+    model_json.write_object(folder / "generation_config.json", generation)
+    model_json.write_object(
+        folder / "tokenizer_config.json", gguf_tokenizer.tokenizer_config(file, model.sizes.context)
     )
     _write_weights(file, model, folder)
 
@@ -128,14 +127,6 @@ def _parameters(
 
 
 def _deinterleave_heads(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Reorder rows [heads * head_dim, ...] for RoPE over the two halves of a head.
-
-    In the input the rows of a RoPE pair are neighbours. Within a head, rows 0, 1, 2, 3, ... are
-    reordered to 0, 2, ..., 1, 3, ...
-    """
+    """Reorder each head's rows 0, 1, 2, 3, ... to 0, 2, ..., 1, 3, ..., for RoPE over halves."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -99,10 +99,7 @@ def _build_bpe(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
 
 
 def tokenizer_config(file: GGUFFile, context: int) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json: special tokens, chat template, context length.
-
-    ``context``: the context length in tokens.
-    """
+    """Return tokenizer_config.json: special tokens, chat template, ``context`` in tokens."""
     tokens = file.strings("tokenizer.ggml.tokens")
     ids = {
         "bos_token": "tokenizer.ggml.bos_token_id",
@@ -163,10 +160,7 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    """Add the tokens that are matched whole in a text.
-
-    A token that is an end by its text is a control token whatever its type, as in llama.cpp.
-    """
+    """Add the tokens that are matched whole. As in llama.cpp, an end by its text is always one."""
     kinds, strips = _token_types(file), _strips_spaces(file)
     ends = _end_token_ids(file) & _ends_by_text(file)
     for index, (kind, token) in enumerate(zip(kinds, tokens, strict=bool(len(kinds)))):

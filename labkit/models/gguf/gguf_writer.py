@@ -131,10 +131,7 @@ def _pre_tokenizer_name(tokenizer: dict[str, Any]) -> str:
 
 
 def _patterns(parts: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
-    """Return ``PreTokenizer.patterns`` of a pre-tokenizer for byte-level BPE, else None.
-
-    ``parts``: its parts, as in tokenizer.json.
-    """
+    """Return ``PreTokenizer.patterns`` of a byte-level BPE's pre-tokenizer's parts, else None."""
     patterns: list[str] = []
     for part in parts[:-1]:
         match part:

@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
+from labkit.models import model_json
 from labkit.models.synthetic import tensor_shapes
 from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
@@ -62,8 +63,8 @@ class ModelRecipe:
 
         tokenizer = train_bpe.train(self.texts, vocab_size=self.shape.vocab_size, seed=self.seed)
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-        _write_json(folder / "tokenizer_config.json", tokenizer_config())
-        _write_json(folder / "config.json", model_config(self.shape))
+        model_json.write_object(folder / "tokenizer_config.json", tokenizer_config())
+        model_json.write_object(folder / "config.json", model_config(self.shape))
         path = folder / "model.safetensors"
         save_file(
             synthetic_weights.make_weights(self.shape, seed=self.seed),
@@ -148,7 +149,3 @@ def tokenizer_config() -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": 40960,
     }
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -45,10 +45,7 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
 
 
 def _recurrence(shape: ModelShape, layer: str, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return a recurrent layer's convolution and the rates at which its heads forget.
-
-    The keys are the parameters' names.
-    """
+    """Return a recurrent layer's convolution and the rates at which its heads forget, by name."""
     name, kernel = f"{layer}.conv1d", tensor_shapes.CONV_KERNEL
     size = (tensor_shapes.convolved_width(shape), kernel, 1)
     return {

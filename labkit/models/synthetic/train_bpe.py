@@ -51,10 +51,7 @@ def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
 
 
 def _invented_words(seed: int) -> Iterator[str]:
-    """Yield random words of three to nine letters with a leading space, without end.
-
-    Words may repeat.
-    """
+    """Yield random words of three to nine letters with a leading space, without end."""
     generator = np.random.default_rng([seed, 0x766F6361])
     while True:
         lengths = generator.integers(3, 10, size=1024)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from labkit.models.chat_template import Message, RenderOptions
-from labkit.server.apis import prompt_logprobs_format
 from labkit.server.apis.chat_writer import ChatWriter
+from labkit.server.apis.generated_choice import check_prompt_logprobs
 from labkit.server.apis.request_checks import (
     check_free_length,
     check_model,
@@ -44,10 +44,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Decode a request, start its generation and return the response that will send the outputs.
-
-    Raises ``ApiError`` if the request cannot be served.
-    """
+    """Return the response that sends a request's outputs. Raises ``ApiError`` if it is refused."""
     request = decode(_decoder, body)
     check_model(service, request.model)
     check_stream(request)
@@ -58,7 +55,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         service, prompt, requested, param="messages", min_tokens=min_output(request, requested)
     )
     logprobs = _requested_logprobs(request)
-    prompt_logprobs_format.check_count([prompt], n, request.prompt_logprobs)
+    check_prompt_logprobs([prompt], n, request.prompt_logprobs)
     params = to_params(
         service,
         request,
@@ -73,10 +70,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         call_id, [prompt], params, n, constraint, tools.single_call_parser
     )
     writer = ChatWriter(service, request, call_id, generation, prompt, n, tools)
-    timeout_s = service.options.timeout_s
-    if request.stream:
-        return GenerationResponse(generation, timeout_s, events=writer.events())
-    return GenerationResponse(generation, timeout_s, body=writer.full_body)
+    return GenerationResponse(generation, service.options.timeout_s, writer, request.stream)
 
 
 async def encode_prompt(service: Service, request: ChatRequest) -> tuple[list[int], RequestedTools]:
@@ -101,11 +95,7 @@ def _requested_max_tokens(request: ChatRequest) -> int | None:
 
 
 def _render_options(request: ChatRequest, messages: Sequence[Message]) -> RenderOptions:
-    """Return the options of the chat template.
-
-    If the last message is the assistant's and the request does not say otherwise, the model
-    continues that message.
-    """
+    """Return the template's options. The model continues a last message of the assistant's."""
     last, continues = messages[-1], request.continue_final_message
     is_text = last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
     if continues is None:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs
-from labkit.server.apis import prompt_logprobs_format
 from labkit.server.apis.generated_choice import (
+    ChoicesWriter,
     GeneratedChoice,
-    build_body,
-    collect,
+    prompt_logprob_objects,
     token_logprob,
-    usage,
 )
 from labkit.server.apis.requested_tools import RequestedTools
 from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
-from labkit.server.generation.api_generation import Generation, TokenOutput
-from labkit.server.generation.http_response import DONE, sse_event
-from labkit.server.generation.output_parts import Part, message_parts, output_parts
+from labkit.server.generation.api_generation import (
+    Generation,
+    Part,
+    TokenOutput,
+    message_parts,
+    output_parts,
+)
+from labkit.server.generation.http_response import sse_event
 from labkit.server.generation.service import Service
 from labkit.server.types.openai_types import (
     ChatChoice,
@@ -34,10 +37,8 @@ from labkit.server.types.openai_types import (
     FunctionCall,
     FunctionDelta,
     Message,
-    PromptLogprobObjects,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -61,15 +62,8 @@ class DeltaWriter:
         return Delta() if self._role_sent else Delta(self._role(), "")
 
     def finish_reason(self, output: TokenOutput) -> Any:
-        """Return the choice's finish reason, or None if the output is not the choice's last.
-
-        A choice that called tools and stopped has the reason ``tool_calls``.
-        """
-        return (
-            "tool_calls"
-            if self._num_calls and output.finish_reason == "stop"
-            else output.finish_reason
-        )
+        """Return the choice's finish reason, or None if the output is not the choice's last."""
+        return _finish_reason(output.finish_reason, self._num_calls > 0)
 
     def _role(self) -> Any:
         role, self._role_sent = UNSET if self._role_sent else "assistant", True
@@ -85,11 +79,8 @@ class DeltaWriter:
         yield Delta(UNSET, UNSET, [ToolCallDelta(index, FunctionDelta(part.arguments))])
 
 
-class ChatWriter:
-    """Writes a generation as a response of the chat API.
-
-    ``n`` is the number of choices.
-    """
+class ChatWriter(ChoicesWriter):
+    """Writes a generation as a response of the chat API."""
 
     def __init__(
         self,
@@ -101,19 +92,12 @@ class ChatWriter:
         n: int,
         tools: RequestedTools,
     ) -> None:
-        self._service = service
+        super().__init__(service, request, call_id, generation, [prompt], n)
         self._request = request
-        self._id = call_id
-        self._generation = generation
         self._prompt = prompt
-        self._n = n
         self._tools = tools
-        self._with_token_ids = bool(request.return_token_ids)
-
-    async def full_body(self) -> bytes:
-        """Return the JSON body of a response that is not streamed."""
-        generated = await collect(self._generation, self._n)
-        return await build_body(self._service, self._body, generated)
+        self._writers = [DeltaWriter(tools.parser()) for _ in range(n)]
+        self._is_first = True  # whether the next chunk is the stream's first
 
     def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(generated)]
@@ -126,13 +110,13 @@ class ChatWriter:
                 choices,
                 self._usage(sum(len(choice.tokens) for choice in generated)),
                 list(self._prompt) if self._with_token_ids else UNSET,
-                self._prompt_logprobs(generated[0]),
+                prompt_logprob_objects(
+                    self._service,
+                    self._prompt,
+                    generated[0].prompt_logprobs,
+                    self._request.prompt_logprobs,
+                ),
             )
-        )
-
-    def _prompt_logprobs(self, generated: GeneratedChoice) -> PromptLogprobObjects | UnsetType:
-        return prompt_logprobs_format.to_objects(
-            self._service, self._prompt, generated.prompt_logprobs, self._request.prompt_logprobs
         )
 
     def _choice(self, index: int, generated: GeneratedChoice) -> ChatChoice:
@@ -147,50 +131,29 @@ class ChatWriter:
         return ChatChoice(
             index,
             message,
-            "tool_calls"
-            if calls and generated.finish_reason == "stop"
-            else cast(Any, generated.finish_reason),
+            _finish_reason(generated.finish_reason, bool(calls)),
             self._logprobs(generated.tokens, generated.logprobs),
             generated.tokens if self._with_token_ids else UNSET,
         )
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the stream in parts. Each part contains the events of one engine step."""
-        options = self._request.stream_options
-        with_usage = bool(options and options.include_usage)
-        continuous_usage = with_usage and bool(options and options.continuous_usage_stats)
-        writers = [DeltaWriter(self._tools.parser()) for _ in range(self._n)]
-        num_tokens, first = 0, True
-        async for outputs in self._generation.outputs():
-            parts = []
-            for output in outputs:
-                num_tokens += output.token is not None
-                current: Any = None if with_usage else UNSET
-                if continuous_usage:
-                    current = self._usage(num_tokens)
-                for choice in self._chunk_choices(output, writers[output.index]):
-                    parts.append(self._chunk([choice], current, first=first))
-                    first = False
-            if parts:
-                yield b"".join(parts)
-        yield (self._chunk([], self._usage(num_tokens)) if with_usage else b"") + DONE
-
-    def _chunk_choices(self, output: TokenOutput, writer: DeltaWriter) -> list[ChunkChoice]:
-        """Return an output's entries in the stream, or [] if there is nothing to send yet."""
+    async def _chunks(self, output: TokenOutput, current: Any) -> list[bytes]:
+        writer = self._writers[output.index]
         deltas = writer.deltas(output)
         if not deltas and (self._with_token_ids or output.logprobs or output.finish_reason):
             deltas = [writer.empty()]
         tokens = [] if output.token is None else [output.token]
         logprobs = self._logprobs(tokens, [output.logprobs] if output.logprobs else [])
-        choices, last = [], len(deltas) - 1
+        chunks, last = [], len(deltas) - 1
         for at, delta in enumerate(deltas):
             ids: Any = (tokens if at == 0 else []) if self._with_token_ids else UNSET
             reason = writer.finish_reason(output) if at == last else None
             first_logprobs = logprobs if at == 0 else None
-            choices.append(ChunkChoice(output.index, delta, reason, first_logprobs, ids))
-        return choices
+            choice = ChunkChoice(output.index, delta, reason, first_logprobs, ids)
+            chunks.append(self._chunk([choice], current))
+        return chunks
 
-    def _chunk(self, choices: list[ChunkChoice], current: Any, *, first: bool = False) -> bytes:
+    def _chunk(self, choices: list[ChunkChoice], current: Any) -> bytes:
+        is_first, self._is_first = self._is_first, False
         return sse_event(
             _encode(
                 ChatChunk(
@@ -200,21 +163,19 @@ class ChatWriter:
                     self._service.name,
                     choices,
                     current,
-                    list(self._prompt) if first and self._with_token_ids else UNSET,
+                    list(self._prompt) if is_first and self._with_token_ids else UNSET,
                 )
             )
         )
 
-    def _usage(self, num_tokens: int) -> Usage:
-        return usage(len(self._prompt), num_tokens, self._generation.num_cached_tokens(self._n))
-
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs]) -> ChatLogprobs | None:
-        """Return the log probabilities of tokens, if the request asks for them.
-
-        Each is encoded by itself: encoding many in one call would hold the GIL and so the event
-        loop.
-        """
+        """Return log probabilities, each encoded by itself: many in one call would hold the GIL."""
         if not self._request.logprobs:
             return None
         items = (token_logprob(self._service, *pair) for pair in zip(tokens, logprobs, strict=True))
         return ChatLogprobs(cast(Any, [msgspec.Raw(_encode(item)) for item in items]))
+
+
+def _finish_reason(reason: str | None, has_calls: bool) -> Any:
+    """Return the reason, which is ``tool_calls`` if a choice called tools and stopped."""
+    return "tool_calls" if has_calls and reason == "stop" else reason

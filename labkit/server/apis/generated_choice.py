@@ -1,17 +1,41 @@
-"""A choice of a response: its tokens, text and log probabilities, as the APIs return them."""
+"""A choice of a response: its tokens, text and log probabilities, as the APIs return them.
+
+The log probabilities of a prompt are vLLM's ``prompt_logprobs``, and those of ``echo``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
+from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
+from labkit.models.tokenizer import Tokenizer
 from labkit.server.generation.api_generation import Generation, TokenOutput
+from labkit.server.generation.http_response import DONE, stream_error_event
 from labkit.server.generation.service import Service
-from labkit.server.types.openai_types import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
+from labkit.server.types.api_error import ApiError, invalid
+from labkit.server.types.openai_types import (
+    PromptLogprob,
+    PromptLogprobObjects,
+    PromptTokensDetails,
+    Sampling,
+    StreamOptions,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 MAX_LOGPROBS_ON_LOOP = 1000  # of a body that is built on the event loop, in about 3 ms
+MAX_LOGPROBS_PER_RESPONSE = 1 << 18  # in a body of about 20 MB
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -68,6 +92,68 @@ async def build_body(
     return write(choices)
 
 
+class ChoicesWriter(ABC):
+    """Writes the choices of a generation as a single JSON body, or as the chunks of a stream.
+
+    A subclass has the objects of one API. Each of ``prompts`` has ``n`` choices.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        request: Sampling,
+        call_id: str,
+        generation: Generation,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+    ) -> None:
+        self._service = service
+        self._stream_options = request.stream_options or StreamOptions()
+        self._with_token_ids = bool(request.return_token_ids)
+        self._id = call_id
+        self._generation = generation
+        self._prompts = prompts
+        self._n = n
+
+    encode_error = staticmethod(stream_error_event)
+
+    async def full_body(self) -> bytes:
+        generated = await collect(self._generation, len(self._prompts) * self._n)
+        return await build_body(self._service, self._body, generated)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        with_usage = bool(self._stream_options.include_usage)
+        continuous_usage = with_usage and bool(self._stream_options.continuous_usage_stats)
+        num_tokens = 0
+        async for outputs in self._generation.outputs():
+            parts: list[bytes] = []
+            for output in outputs:
+                num_tokens += output.token is not None
+                current: Any = None if with_usage else UNSET
+                if continuous_usage:
+                    current = self._usage(num_tokens)
+                parts += await self._chunks(output, current)
+            if parts:
+                yield b"".join(parts)
+        yield (self._chunk([], self._usage(num_tokens)) if with_usage else b"") + DONE
+
+    def _usage(self, num_tokens: int) -> Usage:
+        prompt_tokens = sum(map(len, self._prompts))
+        return usage(prompt_tokens, num_tokens, self._generation.num_cached_tokens(self._n))
+
+    @abstractmethod
+    def _body(self, generated: Sequence[GeneratedChoice]) -> bytes:
+        """Return the body of a response that is not streamed."""
+
+    @abstractmethod
+    async def _chunks(self, output: TokenOutput, current: Any) -> list[bytes]:
+        """Return the chunks of one output. ``current`` is the usage that they report, if any."""
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any], current: Any) -> bytes:
+        """Return a chunk with parts of choices."""
+
+
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
     """Return the usage object.
 
@@ -93,3 +179,75 @@ def _top_logprob(service: Service, token: int, logprob: float) -> TopLogprob:
 def clamp_logprob(logprob: float) -> float:
     """Return the logprob, but at least ``MIN_LOGPROB``: JSON cannot represent -inf."""
     return max(logprob, MIN_LOGPROB)
+
+
+def check_prompt_logprobs(prompts: Sequence[Sequence[int]], n: int, top: int | None) -> None:
+    """Check the number of log probabilities of prompt tokens in a response of ``n`` choices.
+
+    ``top`` is the number of likeliest tokens per position, or None if the request asks for no log
+    probabilities. Raises ``ApiError`` if there are more than ``MAX_LOGPROBS_PER_RESPONSE``.
+    """
+    count = 0 if top is None else sum(map(len, prompts)) * n * (1 + top)
+    if count > MAX_LOGPROBS_PER_RESPONSE:
+        raise invalid(
+            f"the response would have {count} log probabilities of prompt tokens; the limit is "
+            f"{MAX_LOGPROBS_PER_RESPONSE}",
+            "prompt",
+        )
+
+
+def prompt_logprobs_by_token(
+    logprobs: PromptLogprobs | None, prompt: Sequence[int], top: int
+) -> list[Logprobs | None]:
+    """Return the log probabilities of each prompt token and of the ``top`` likeliest tokens.
+
+    The first token has none. ``logprobs`` is the engine's result, None for a prompt of one token.
+    Raises ``ApiError`` if the engine returned no log probabilities.
+    """
+    if logprobs is None:
+        if len(prompt) > 1:
+            raise ApiError(500, "the engine returned no log probabilities of the prompt")
+        return [None]
+    ids, values = logprobs.top_ids[:, :top].tolist(), logprobs.top[:, :top].tolist()
+    rows = zip(logprobs.tokens.tolist(), ids, values, strict=True)
+    return [None, *(Logprobs(own, tuple(zip(*pairs, strict=True))) for own, *pairs in rows)]
+
+
+def prompt_logprob_objects(
+    service: Service, prompt: Sequence[int], logprobs: PromptLogprobs | None, top: int | None
+) -> PromptLogprobObjects | UnsetType:
+    """Return vLLM's ``prompt_logprobs``, or UNSET if the request asks for none (``top`` is None).
+
+    The other parameters are those of ``prompt_logprobs_by_token``. Each position is encoded to JSON
+    by itself, because encoding all positions in one call would hold the GIL and block the event
+    loop for 0.3 s.
+    """
+    if top is None:
+        return UNSET
+    by_token = prompt_logprobs_by_token(logprobs, prompt, top)
+    encoded = [
+        None if item is None else msgspec.Raw(_encode(_position(service, token, item)))
+        for token, item in zip(prompt, by_token, strict=True)
+    ]
+    return cast(PromptLogprobObjects, encoded)
+
+
+def _position(service: Service, token: int, item: Logprobs) -> dict[int, PromptLogprob]:
+    ranked = {
+        other: PromptLogprob(clamp_logprob(value), rank, service.token_text(other))
+        for rank, (other, value) in enumerate(item.top, 1)
+    }
+    own = PromptLogprob(clamp_logprob(item.token), None, service.token_text(token))
+    return {token: ranked.get(token, own)} | ranked
+
+
+def token_offsets(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[int]:
+    """Return where each token of a prompt begins in the prompt's text (characters).
+
+    Tokens that the tokenizer added before the text, such as a BOS token, begin at 0.
+    """
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    pieces = [detokenizer.add(token) for token in tokens]
+    num_added = max(0, ("".join(pieces) + detokenizer.finish()).find(text))
+    offsets = itertools.accumulate(map(len, pieces[:-1]), initial=-num_added)
+    return [min(max(0, offset), len(text)) for offset in offsets]

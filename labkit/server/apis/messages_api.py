@@ -11,27 +11,35 @@ import msgspec
 from starlette.responses import Response
 
 from labkit.models.chat_template import RenderOptions
-from labkit.server.apis.conversation_generation import converse
-from labkit.server.apis.messages_writer import MessageWriter
+from labkit.server.apis.conversation_generation import ConversationWriter, converse
+from labkit.server.apis.generated_choice import GeneratedChoice
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
-from labkit.server.generation.http_response import GenerationResponse
+from labkit.server.constraints.tool_call_parser import ParsedToolCall
+from labkit.server.generation.api_generation import Part
+from labkit.server.generation.http_response import GenerationResponse, named_sse_event
 from labkit.server.generation.prompt_encoding import check_contents, encode_conversation
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages
-from labkit.server.types.api_error import invalid
+from labkit.server.types.api_error import ApiError, invalid
 from labkit.server.types.messages_types import (
     AnyChoice,
     AutoChoice,
     CountTokensRequest,
+    MessageError,
+    MessageErrorDetail,
+    MessageObject,
     MessageParam,
     MessagesRequest,
+    MessageUsage,
     NoneChoice,
+    TextBlock,
     TextParam,
     TokenCount,
     ToolNameChoice,
     ToolResultParam,
+    ToolUseBlock,
     ToolUseParam,
 )
 from labkit.server.types.openai_types import Function, FunctionName, Sampling
@@ -39,13 +47,22 @@ from labkit.server.types.request_decoder import decode
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+_encode = msgspec.json.Encoder().encode
 
 
 async def create_response(service: Service, body: bytes) -> GenerationResponse:
-    """Decode a request, start its generation and return the response that will send the outputs.
-
-    Raises ``ApiError`` if the request cannot be served.
-    """
+    """Return the response that sends a request's outputs. Raises ``ApiError`` if it is refused."""
     request = decode(_decoder, body)
     messages, tools, options = _conversation(service, request)
     sampling = Sampling(
@@ -67,12 +84,8 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
         options=options,
     )
     writer = MessageWriter(service.name, conversation)
-    timeout_s, generation = service.options.timeout_s, conversation.generation
-    if request.stream:
-        return GenerationResponse(
-            generation, timeout_s, events=writer.events(), encode_error=writer.encode_error_event
-        )
-    return GenerationResponse(generation, timeout_s, body=writer.full_body)
+    timeout_s = service.options.timeout_s
+    return GenerationResponse(conversation.generation, timeout_s, writer, request.stream)
 
 
 async def count_tokens(service: Service, body: bytes) -> Response:
@@ -158,23 +171,92 @@ def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
 
 
 def _add_results(conversation: TemplateMessages, blocks: Sequence[Any]) -> None:
-    """Add a user message's tool results and texts in the order of its blocks."""
+    """Add a user message's tool results and texts in the order of its blocks.
+
+    The result of a tool that failed begins with ``Error:``.
+    """
     for is_result, group in itertools.groupby(blocks, lambda b: isinstance(b, ToolResultParam)):
         if is_result:
             for block in group:
-                conversation.add_result(block.tool_use_id, _result_text(block))
+                text = _text(block.content or "")  # templates have no field for a failure
+                result = f"Error: {text}" if block.is_error else text
+                conversation.add_result(block.tool_use_id, result)
         else:
             conversation.add("user", _text(list(group)))
 
 
-def _result_text(result: ToolResultParam) -> str:
-    """Return a result's text. If the tool failed, the text begins with ``Error:``.
-
-    Chat templates have no field for a failure.
-    """
-    text = _text(result.content or "")
-    return f"Error: {text}" if result.is_error else text
-
-
 def _text(content: str | list[TextParam]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def encode_error(error: ApiError) -> bytes:
+    """Return the JSON body of an error response of the Messages API."""
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error")
+    return _encode(MessageError(MessageErrorDetail(kind, error.detail.message)))
+
+
+class MessageWriter(ConversationWriter):
+    """Writes the model's reply as a message, whose parts are content blocks."""
+
+    def _reply(self, generated: GeneratedChoice, parts: Sequence[Part]) -> MessageObject:
+        num_cached = self._conversation.generation.num_cached_tokens()
+        num_computed = len(self._conversation.prompt) - num_cached
+        return MessageObject(
+            self._conversation.id,
+            self._model,
+            [_block(part) for part in parts],
+            _stop_reason(generated, parts),
+            generated.stop,
+            MessageUsage(num_computed, len(generated.tokens), num_cached),
+        )
+
+    def _start(self) -> list[bytes]:
+        return [_event("message_start", message=self._reply(GeneratedChoice(), []))]
+
+    def _text_start(self, index: int) -> list[bytes]:
+        return [_event("content_block_start", index=index, content_block=TextBlock(""))]
+
+    def _text_delta(self, index: int, text: str) -> list[bytes]:
+        delta = {"type": "text_delta", "text": text}
+        return [_event("content_block_delta", index=index, delta=delta)]
+
+    def _text_end(self, index: int, text: str, *, is_whole: bool) -> list[bytes]:
+        return [_event("content_block_stop", index=index)]
+
+    def _call(self, index: int, call: ParsedToolCall) -> list[bytes]:
+        block = ToolUseBlock(call.prefixed_id("toolu"), call.name, msgspec.Raw(b"{}"))
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        return [
+            _event("content_block_start", index=index, content_block=block),
+            _event("content_block_delta", index=index, delta=delta),
+            _event("content_block_stop", index=index),
+        ]
+
+    def _end(self, generated: GeneratedChoice, parts: Sequence[Part]) -> list[bytes]:
+        delta = {
+            "stop_reason": _stop_reason(generated, parts),
+            "stop_sequence": generated.stop,
+        }
+        usage = {"output_tokens": len(generated.tokens)}
+        return [_event("message_delta", delta=delta, usage=usage), _event("message_stop")]
+
+    def encode_error(self, error: ApiError) -> bytes:
+        return named_sse_event("error", encode_error(error))
+
+
+def _block(part: Part) -> TextBlock | ToolUseBlock:
+    if isinstance(part, str):
+        return TextBlock(part)
+    return ToolUseBlock(part.prefixed_id("toolu"), part.name, msgspec.Raw(part.arguments.encode()))
+
+
+def _stop_reason(generated: GeneratedChoice, parts: Sequence[Part]) -> Any:
+    if generated.stop is not None:
+        return "stop_sequence"
+    if generated.finish_reason == "stop" and any(not isinstance(part, str) for part in parts):
+        return "tool_use"
+    return STOP_REASONS.get(generated.finish_reason or "")
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return named_sse_event(name, _encode({"type": name, **fields}))

@@ -19,17 +19,12 @@ MAX_LOGIT_BIASES = 1024
 def check_model(service: Service, model: str) -> None:
     """Raise ``ApiError`` (404) unless ``model`` is the served model's name."""
     if model != service.name:
-        raise model_not_found(service, model)
-
-
-def model_not_found(service: Service, model: str) -> ApiError:
-    """Return the error for a model that is not served."""
-    return ApiError(
-        404,
-        f"model={model!r}: not served; use {service.name!r}",
-        param="model",
-        code="model_not_found",
-    )
+        raise ApiError(
+            404,
+            f"model={model!r}: not served; use {service.name!r}",
+            param="model",
+            code="model_not_found",
+        )
 
 
 def to_params(
@@ -40,10 +35,7 @@ def to_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Return the engine's sampling parameters. ``temperature`` and ``top_p`` default to 1.
-
-    Raises ``ApiError`` if a parameter is invalid.
-    """
+    """Return the engine's sampling parameters. Raises ``ApiError`` if one is invalid."""
     stop = sampling.stop or ()  # an empty stop string is ignored
     try:
         return SamplingParams(
@@ -160,10 +152,7 @@ async def structured_grammar(
 
 
 def num_choices(service: Service, n: int | None) -> int:
-    """Return the number of choices, by default 1.
-
-    Raises ``ApiError`` if ``n`` exceeds ``server.max_choices``.
-    """
+    """Return the number of choices, by default 1. Raises ``ApiError`` if the limit is lower."""
     count = n or 1
     if count > service.options.max_choices:
         raise invalid(

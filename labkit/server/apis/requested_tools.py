@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.constraints.tool_call_parser import ToolCallFormat, ToolCallParser
 from labkit.server.generation.service import Service
@@ -72,22 +74,12 @@ def resolve_tools(
     *,
     single_call: bool,
 ) -> RequestedTools:
-    """Return the tools of a request.
+    """Return the tools of a request, which defines ``functions``.
 
-    Parameters
-    ----------
-    functions
-        The functions that the request defines.
-    choice
-        ``auto`` (also None), ``none``, ``required``, or the function that must be called.
-    single_call
-        Whether the output ends after the first call.
-
-    Raises
-    ------
-    ApiError
-        The model's template does not support tools, or ``choice`` requires a call of a function
-        that the request does not define.
+    ``choice`` is ``auto`` (also None), ``none``, ``required``, or the function that must be called.
+    With ``single_call``, the output ends after the first call. Raises ``ApiError`` if the model's
+    template does not support tools, or ``choice`` requires a call of a function that the request
+    does not define.
     """
     if not functions and choice not in (None, "none", "auto"):
         raise invalid("tool_choice needs tools, but the request has none", "tool_choice")
@@ -100,7 +92,10 @@ def resolve_tools(
             "tools",
         )
     definitions: list[dict[str, Any]]
-    definitions = [{"type": "function", "function": _without_nulls(f)} for f in functions]
+    definitions = [
+        {"type": "function", "function": {k: v for k, v in fields.items() if v is not None}}
+        for fields in map(msgspec.structs.asdict, functions)
+    ]
     required = definitions if choice == "required" else []
     if isinstance(choice, FunctionName):
         name = choice.name
@@ -108,8 +103,3 @@ def resolve_tools(
         if not required:
             raise invalid(f"tool_choice: tools has no function {name!r}", "tool_choice")
     return RequestedTools(service.tool_call_format, definitions, required, single_call)
-
-
-def _without_nulls(function: Function) -> dict[str, Any]:
-    fields = ((name, getattr(function, name)) for name in Function.__struct_fields__)
-    return {name: value for name, value in fields if value is not None}

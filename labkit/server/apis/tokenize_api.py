@@ -67,10 +67,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(service: Service, body: bytes) -> Response:
-    """Return the token ids of a prompt or conversation.
-
-    Raises ``ApiError`` if the request is invalid.
-    """
+    """Return the token ids of a prompt or conversation. Raises ``ApiError`` if it is invalid."""
     request = decode(_tokenize_decoder, body)
     check_model(service, request.model or service.name)
     tokens = await _encode(service, request)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 # The same separators as json.dumps. With flexible white space, a model could generate white space
@@ -33,18 +32,18 @@ class GrammarSource:
     text: str
 
 
+@dataclass(frozen=True)
 class GrammarCompiler:
     """Compiles grammars for a model's vocabulary.
 
-    ``tokenizer_json``: the model's tokenizer.json, read when ``tokenizer`` is first used (takes 0.3
-    s for 49,152 tokens). ``vocab_size``, ``eos_token_ids``: the model's vocabulary size and
-    end-of-text token ids.
+    ``tokenizer_json``: path of the model's tokenizer.json, read when ``tokenizer`` is first used
+    (takes 0.3 s for 49,152 tokens). ``vocab_size``, ``eos_token_ids``: the model's vocabulary size
+    and end-of-text token ids.
     """
 
-    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._path = tokenizer_json
-        self._vocab_size = vocab_size
-        self._eos_token_ids = list(eos_token_ids)
+    tokenizer_json: str
+    vocab_size: int
+    eos_token_ids: Sequence[int]
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -56,7 +55,9 @@ class GrammarCompiler:
 
         try:
             return LLTokenizer(
-                str(self._path), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None
+                self.tokenizer_json,
+                n_vocab=self.vocab_size,
+                eos_token=list(self.eos_token_ids) or None,
             )
         except ValueError as error:
             raise GrammarError(f"the tokenizer: {_first_line(str(error))}") from None

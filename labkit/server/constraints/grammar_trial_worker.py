@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from labkit.server.constraints.grammar_compiler import (
@@ -35,9 +34,7 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:
     If llguidance does not support the tokenizer, that is the answer to every task.
     """
     os.nice(NICENESS)
-    compiler = GrammarCompiler(
-        Path(setup["tokenizer_json"]), setup["vocab_size"], setup["eos_token_ids"]
-    )
+    compiler = GrammarCompiler(**setup["compiler"])
     try:
         _ = compiler.tokenizer
     except GrammarError as error:
@@ -47,10 +44,7 @@ def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 
 def _try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None:
-    """Compile a grammar and generate ``NUM_TOKENS`` arbitrary tokens with it.
-
-    Returns the reason that the grammar cannot be enforced (one line), or None.
-    """
+    """Generate arbitrary tokens with a grammar; return the reason that it cannot be enforced."""
     try:
         matcher = compiler.compile(source)
     except GrammarError as error:
@@ -67,10 +61,7 @@ def _try_grammar(compiler: GrammarCompiler, source: GrammarSource) -> str | None
 
 
 def _allowed_token(mask: bytes) -> int | None:
-    """Return a token id that the mask allows, or None if it allows none.
-
-    The search begins in the middle of the mask.
-    """
+    """Return a token id that the mask allows, from its middle on, or None if it allows none."""
     middle = len(mask) // 2
     for start, part in ((middle, mask[middle:]), (0, mask[:middle])):
         for at, bits in enumerate(part, start):

@@ -1,14 +1,19 @@
-"""Structured output: token masks from llguidance grammars, computed on the CPU."""
+"""Structured output: token masks from llguidance grammars, computed on the CPU.
+
+A grammar is first tried in a process of its own, before the server compiles it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import hashlib
 import itertools
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,8 +28,78 @@ from labkit.server.constraints.grammar_compiler import (
     GrammarSource,
     error_text,
 )
-from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
+from labkit.server.task_processes import (
+    TaskFailed,
+    TaskProcess,
+    TooLarge,
+    TooSlow,
+    WorkerOptions,
+    WorkerPool,
+)
 from labkit.server.types.api_error import invalid
+
+MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
+
+
+class GrammarProcesses:
+    """Finds out whether a grammar can be enforced within the limits of ``options``."""
+
+    def __init__(self, options: config.Server, compiler: GrammarCompiler) -> None:
+        self._options = options
+        self._pool = WorkerPool(
+            WorkerOptions(
+                "labkit.server.constraints.grammar_trial_worker",
+                {"compiler": dataclasses.asdict(compiler)},
+                "compiling other grammars",
+                options.grammar_timeout_s,
+                options.grammar_memory_bytes,
+            )
+        )
+        self._results: OrderedDict[bytes, str | None] = OrderedDict()
+
+    async def check(self, source: GrammarSource) -> None:
+        """Check that a grammar can be enforced. Cancelling this call ends the trial.
+
+        Raises ``GrammarError`` if the grammar cannot be enforced. Raises ``ApiError`` if all
+        processes are busy with other grammars (429), or the server is stopping (503).
+        """
+        self._pool.check_open()
+        key = hashlib.sha256(f"{source.syntax} {source.text}".encode()).digest()
+        if key not in self._results:
+            async with self._pool.worker() as worker:
+                if key not in self._results:  # another request may have tried the same grammar
+                    self._results[key] = await self._try(worker, source)
+                    if len(self._results) > MAX_CACHED_RESULTS:
+                        self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        reason = self._results[key]
+        if reason is not None:
+            raise GrammarError(reason)
+
+    async def _try(self, worker: TaskProcess, source: GrammarSource) -> str | None:
+        """Return the reason that a grammar cannot be enforced, or None.
+
+        Raises ``GrammarError`` if another trial may succeed, when the machine is less busy.
+        """
+        try:
+            reason: str | None = await worker.answer(dataclasses.asdict(source))
+            return reason
+        except TooLarge:
+            return (
+                f"compilation needs more than {self._options.grammar_memory_bytes} bytes of memory "
+                "(server.grammar_memory_bytes)"
+            )
+        except TooSlow:
+            raise GrammarError(
+                f"compilation takes longer than {self._options.grammar_timeout_s:g} s "
+                "(server.grammar_timeout_s)"
+            ) from None
+        except TaskFailed:
+            raise GrammarError("llguidance failed to compile the grammar") from None
+
+    async def close(self) -> None:
+        """Kill the processes. Calls of ``check`` that wait for them raise ``ApiError`` (503)."""
+        await self._pool.close()
 
 
 class Grammars:
@@ -33,21 +108,12 @@ class Grammars:
     A grammar is compiled in a process of its own first, within the limits of the options. Only if
     that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
     grammar is not shared between requests, because it is unusable after it exceeds a limit.
-    ``options``: the server's part of the config. ``tokenizer_json``: the model's tokenizer.json.
-    ``vocab_size``, ``eos_token_ids``: the model's vocabulary size and end-of-text token ids.
     """
 
-    def __init__(
-        self,
-        options: config.Server,
-        tokenizer_json: Path,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-    ) -> None:
+    def __init__(self, options: config.Server, compiler: GrammarCompiler) -> None:
         self._max_bytes = options.max_grammar_bytes
-        self._eos_token_ids = list(eos_token_ids)
-        self._compiler = GrammarCompiler(tokenizer_json, vocab_size, eos_token_ids)
-        self._processes = GrammarProcesses(options, tokenizer_json, vocab_size, eos_token_ids)
+        self._compiler = compiler
+        self._processes = GrammarProcesses(options, compiler)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def load_tokenizer(self) -> None:
@@ -72,30 +138,21 @@ class Grammars:
         return await self._build(GrammarSource("json_schema", text), param)
 
     async def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
-        """Return a constraint that enforces a grammar in llguidance's Lark syntax.
-
-        Raises the same errors as ``from_schema``.
-        """
+        """Return a constraint of a Lark grammar (llguidance's); errors as in ``from_schema``."""
         return await self._build(GrammarSource("lark", grammar), param)
 
     async def from_regex(self, pattern: str, param: str) -> GrammarConstraint:
-        """Return a constraint that enforces a regular expression, which matches the entire output.
-
-        Raises the same errors as ``from_schema``.
-        """
+        """Return a constraint of a regex for the entire output; errors as in ``from_schema``."""
         return await self._build(GrammarSource("regex", pattern), param)
 
     async def from_choices(self, choices: Sequence[str], param: str) -> GrammarConstraint:
-        """Return a constraint that allows only the given texts.
-
-        Raises the same errors as ``from_schema``.
-        """
+        """Return a constraint that allows only these texts; errors as in ``from_schema``."""
         self._check_size(sum(map(len, choices)) + 4 * len(choices), param)
         texts = " | ".join(map(json.JSONEncoder(ensure_ascii=False).encode, choices))
         return await self.from_lark(f"start: {texts}\n", param)
 
     async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
-        if not self._eos_token_ids:
+        if not self._compiler.eos_token_ids:
             raise invalid(f"{param}: the model has no end-of-text token", param)
         self._check_size(len(source.text.encode()), param)
         try:
@@ -105,7 +162,7 @@ class Grammars:
             )
         except GrammarError as error:
             raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
-        return GrammarConstraint(matcher, self._eos_token_ids, param)
+        return GrammarConstraint(matcher, self._compiler.eos_token_ids, param)
 
     def _check_size(self, size: int, param: str) -> None:
         if size > self._max_bytes:

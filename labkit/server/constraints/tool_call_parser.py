@@ -88,10 +88,7 @@ class ToolCallFormat:
         return calls if len(calls) == len(items) else []
 
     def _call(self, parsed: Any) -> ParsedToolCall | None:
-        """Convert one result of mlx_lm's parser, or return None if it is not a call.
-
-        A call has a function's name. Its arguments, if it has any, are a JSON object.
-        """
+        """Convert one result of mlx_lm's parser, or return None if it is not a call."""
         if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
             return None
         arguments = _arguments_text(parsed.get("arguments"))
@@ -118,19 +115,16 @@ class ToolCallFormat:
         for index, tool in enumerate(tools):
             function = tool["function"]
             begin = json.dumps(f'{{"name": "{function["name"]}", "arguments": ')
-            schema = json.dumps({**_arguments_schema(function), "x-guidance": JSON_STYLE})
+            schema = function.get("parameters") or {"type": "object", "additionalProperties": False}
+            schema_text = json.dumps({**schema, "x-guidance": JSON_STYLE})
             rules.append(f'call_{index}: {begin} arguments_{index} "}}"')
-            rules.append(f"arguments_{index}: %json {schema}")
+            rules.append(f"arguments_{index}: %json {schema_text}")
         return "\n".join([*rules, ""])
 
 
 def _terminal(mark: str, tokenizer: Tokenizer) -> str:
     token = tokenizer.token_id(mark)
     return json.dumps(mark) if token is None else f"<[{token}]>"
-
-
-def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return function.get("parameters") or {"type": "object", "additionalProperties": False}
 
 
 def _arguments_text(arguments: Any) -> str | None:
@@ -239,10 +233,7 @@ class ToolCallParser:
             yield from _nonempty(plain_text)
 
     def _calls(self, text: str, mark: str) -> Iterator[str | ParsedToolCall]:
-        """Yield the calls in the text between a start and an end mark.
-
-        If the text contains no call, yield it with its marks as plain text.
-        """
+        """Yield the calls in a text between two marks or, if there are none, the whole text."""
         calls = self._format.parse(text, self._tools)
         yield from calls or _nonempty(f"{self._format.start}{text}{mark}")
 

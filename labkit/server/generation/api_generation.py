@@ -1,4 +1,4 @@
-"""The generation of one API request: its engine requests and their outputs."""
+"""The generation of one API request: its engine requests, their outputs, the parts of a message."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, PromptLogprobs, To
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.constraints.tool_call_parser import ToolCallParser
+from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.types.api_error import ApiError, internal_error, invalid
 
 OnEnd = Callable[[str, bool, str], None]
+# A text or a tool call of a generated message.
+Part = str | ParsedToolCall
 
 
 @dataclass(slots=True)
@@ -162,10 +164,7 @@ class Generation:
             self._waiter.set_result(None)
 
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
-        """Yield new outputs as they arrive, until every choice has ended.
-
-        Raises ``ApiError`` if the generation failed.
-        """
+        """Yield new outputs until every choice has ended. Raises ``ApiError`` on a failure."""
         loop = asyncio.get_running_loop()
         while True:
             if self._outputs:
@@ -184,3 +183,24 @@ class Generation:
         for request_id in self._unfinished:
             self._on_end(request_id, True, "abort")
         self._unfinished.clear()
+
+
+def output_parts(output: TokenOutput, parser: ToolCallParser | None) -> list[Part]:
+    """Return the texts and calls that an output completes.
+
+    ``parser`` is the parser of the output's choice, or None if the choice has no tool calls.
+    """
+    if parser is None:
+        return [output.text] if output.text else []
+    return [*parser.add(output.text), *(parser.finish() if output.finish_reason else ())]
+
+
+def message_parts(text: str, parser: ToolCallParser | None) -> list[Part]:
+    """Return the parts of an entire message. A message without any part is one empty text."""
+    parts: list[Part] = []
+    for item in [text] if parser is None else [*parser.add(text), *parser.finish()]:
+        if isinstance(item, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += item
+        else:
+            parts.append(item)
+    return parts or [""]

@@ -52,19 +52,11 @@ class EngineStep:
 class EngineThread:
     """Runs engine steps while the engine has work, and queued commands between the steps.
 
-    Kernels use as many threads of the pool as in the thread that creates this object.
-
-    Parameters
-    ----------
-    engine
-        A warmed-up engine. After ``start``, only this thread may call the engine. The thread closes
-        the engine when it is stopped.
-    on_step
-        Called in this thread after each step, and once more with the counters of the last step.
-    on_end
-        Called in this thread when the thread ends, with the exception that ended it or None.
-    clock
-        Returns the current time (seconds).
+    Kernels use as many threads of the pool as in the thread that creates this object. After
+    ``start``, only this thread may call the warmed-up ``engine``, which it closes when it is
+    stopped. It calls ``on_step`` after each step, and once more with the counters of the last step.
+    When it ends, it calls ``on_end`` with the exception that ended it or None. ``clock`` returns
+    seconds.
     """
 
     def __init__(
@@ -110,10 +102,7 @@ class EngineThread:
         self._commands.put(abort)
 
     def clear_cache(self, on_cleared: Callable[[], object]) -> None:
-        """Queue a command that empties the prefix cache and then calls ``on_cleared``.
-
-        Both happen in this thread.
-        """
+        """Queue a command: empty the prefix cache, then call ``on_cleared``, in this thread."""
 
         def clear(engine: InferenceEngine) -> None:
             engine.clear_cache()
@@ -175,10 +164,7 @@ class EngineThread:
             self._on_step(replace(step, events=[], counters=engine.counters()))
 
     def _run_commands(self) -> bool:
-        """Run the queued commands and return False if the thread must end.
-
-        If the engine has no work, wait for a command first.
-        """
+        """Run queued commands, waiting if the engine is idle; return False to end the thread."""
         wait = not self._engine.has_work()
         self._busy_since = None if wait else self._clock()
         while True:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,6 +25,19 @@ def timeout_error(timeout_s: float) -> ApiError:
     return ApiError(504, f"the request took longer than {timeout_s:g} s (server.timeout_s)")
 
 
+class ReplyWriter(Protocol):
+    """Writes the body or the events of a response."""
+
+    async def full_body(self) -> bytes:
+        """Return the JSON body of a response that is not streamed."""
+
+    def events(self) -> AsyncIterator[bytes]:
+        """Yield the stream in parts. Each part contains the events of one engine step."""
+
+    def encode_error(self, error: ApiError, /) -> bytes:
+        """Return the events that end a stream after an error."""
+
+
 class GenerationResponse(Response):
     """The HTTP response of a generation: one body, or a stream of server-sent events.
 
@@ -31,43 +45,20 @@ class GenerationResponse(Response):
     is not sent before the first output, so that a request refused by the engine gets an error
     status instead of 200.
 
-    Parameters
-    ----------
-    generation
-        The generation to send. It is closed when the response ends.
-    timeout_s
-        Time limit of the entire response (seconds).
-    body
-        Returns the JSON body, for a response that is not streamed. Give either ``body`` or
-        ``events``.
-    events
-        Yields the stream in parts of one or more events, for a streamed response.
-    encode_error
-        Encodes the event that ends a stream after an error. Default: ``stream_error_event``.
-
-    Attributes
-    ----------
-    spent_s
-        How much of the time limit had passed when the generation began (seconds).
+    ``generation`` is closed when the response ends. ``timeout_s`` is the time limit of the entire
+    response, and ``spent_s`` how much of it had passed when the generation began (seconds).
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        timeout_s: float,
-        *,
-        body: Callable[[], Awaitable[bytes]] | None = None,
-        events: AsyncIterator[bytes] | None = None,
-        encode_error: Callable[[ApiError], bytes] | None = None,
+        self, generation: Generation, timeout_s: float, writer: ReplyWriter, stream: bool | None
     ) -> None:
         super().__init__()
         self._generation = generation
         self._timeout_s = timeout_s
         self.spent_s = 0.0
         self._started = False
-        self._body = body
-        self._events = events
-        self._encode_error = encode_error or stream_error_event
+        self._writer = writer
+        self._is_stream = bool(stream)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response until it is complete, the client disconnects or time runs out."""
@@ -97,17 +88,17 @@ class GenerationResponse(Response):
                     await task
 
     async def _respond(self, send: Send) -> None:
-        if self._body is not None:
-            body = await self._body()
-            length = (b"content-length", str(len(body)).encode())
-            await self._start(send, [(b"content-type", b"application/json"), length])
-            await _send(send, body, more=False)
-        elif self._events is not None:
-            await self._stream(self._events, send)
+        if self._is_stream:
+            await self._stream(send)
+            return
+        body = await self._writer.full_body()
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(send, [(b"content-type", b"application/json"), length])
+        await _send(send, body, more=False)
 
-    async def _stream(self, events: AsyncIterator[bytes], send: Send) -> None:
+    async def _stream(self, send: Send) -> None:
         try:
-            async for part in events:
+            async for part in self._writer.events():
                 if not self._started:
                     await self._start(send, STREAM_HEADERS)
                 await _send(send, part, more=True)
@@ -115,7 +106,7 @@ class GenerationResponse(Response):
             if not self._started:
                 raise
             api_error = error if isinstance(error, ApiError) else internal_error(error)
-            await _send(send, self._encode_error(api_error), more=True)
+            await _send(send, self._writer.encode_error(api_error), more=True)
         await _send(send, b"", more=False)
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:

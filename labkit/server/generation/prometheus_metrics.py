@@ -6,7 +6,7 @@ counters, as they were after its latest step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -51,7 +51,7 @@ ENGINE_COUNTERS = {
 
 
 class Metrics:
-    """One server's metrics.
+    """One server's metrics, and a collector of its engine's counters for Prometheus.
 
     ``model``: the model's name in requests, which is also the value of the label ``model_name``.
     ``cache_config``: additional labels of ``vllm:cache_config_info``, and their values.
@@ -93,7 +93,7 @@ class Metrics:
         # Inter-token latencies (seconds), observed in batches because each observation is slow.
         self._pending_gaps_s: list[float] = []
         self._engine_counters: Mapping[str, float] = {}
-        self._registry.register(EngineCounters(lambda: self._engine_counters, self.labels))
+        self._registry.register(self)
 
     def _gauge(self, name: str, description: str) -> Gauge:
         gauge = Gauge(f"vllm:{name}", description, LABELS, registry=self._registry)
@@ -159,24 +159,9 @@ class Metrics:
         self._observe_gaps()
         return generate_latest(self._registry)
 
-
-class EngineCounters:
-    """A Prometheus collector of the engine's counters.
-
-    ``read_counters``: returns the engine's current counters. ``labels``: the values of ``LABELS``,
-    which every metric has.
-    """
-
-    def __init__(
-        self, read_counters: Callable[[], Mapping[str, float]], labels: Sequence[str]
-    ) -> None:
-        self._read_counters = read_counters
-        self._labels = labels
-
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield every counter. Counters that the engine does not have are 0."""
-        counters = self._read_counters()
+        """Yield every counter of the engine. Those that the engine does not have are 0."""
         for name, (counter, description) in ENGINE_COUNTERS.items():
             family = CounterMetricFamily(f"vllm:{name}", description, labels=LABELS)
-            family.add_metric(self._labels, counters.get(counter, 0.0))
+            family.add_metric(self.labels, self._engine_counters.get(counter, 0.0))
             yield family

@@ -119,23 +119,11 @@ def resolve_max_tokens(
 ) -> int:
     """Return the maximum number of tokens to generate, limited to what fits after the prompt.
 
-    Parameters
-    ----------
-    max_tokens
-        The maximum that the client requested, or None. The context may leave less.
-    param
-        The request's field that contains the prompt, for error messages.
-    default
-        The maximum if the client requested none. None: as many tokens as the context and the
-        server's limit allow.
-    min_tokens
-        The number of output tokens that must fit into the context after the prompt.
-
-    Raises
-    ------
-    ApiError
-        The prompt is invalid (see ``check_prompt``), ``max_tokens`` exceeds the server's limit, or
-        the context has no room for ``min_tokens``.
+    ``max_tokens`` is the maximum that the client requested, or None. Then it is ``default`` or, if
+    that is None, as many tokens as the context and the server's limit allow. ``param`` is the
+    request's field that contains the prompt, for error messages. Raises ``ApiError`` if the prompt
+    is invalid (see ``check_prompt``), ``max_tokens`` exceeds the server's limit, or the context has
+    no room for ``min_tokens`` after the prompt.
     """
     check_prompt(service, prompt, param)
     limit, room = service.options.max_output_tokens, service.max_model_len - len(prompt)

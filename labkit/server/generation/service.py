@@ -21,6 +21,7 @@ from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimit
 from labkit.engine.request import Constraint, Request, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import SpecialTokenEscape, Tokenizer
+from labkit.server.constraints.grammar_compiler import GrammarCompiler
 from labkit.server.constraints.structured_output import Grammars
 from labkit.server.constraints.tool_call_parser import ToolCallParser, detect_tool_call_format
 from labkit.server.generation.api_generation import Generation
@@ -45,18 +46,9 @@ class CopyableConstraint(Constraint, Protocol):
 class Service:
     """A served model, its engine and the live requests.
 
-    Parameters
-    ----------
-    options
-        The server's part of the config.
-    name
-        The model's name in requests.
-    tokenizer
-        The model's tokenizer.
-    engine
-        A warmed-up engine, which the service's thread closes when the service stops.
-    model
-        The model's directory, from which vocabulary size and context length are read.
+    ``options`` is the server's part of the config, and ``name`` the model's name in requests. The
+    service's thread closes the warmed-up ``engine`` when the service stops. Vocabulary size and
+    context length are those of ``model``.
     """
 
     def __init__(
@@ -76,9 +68,10 @@ class Service:
         self.token_text = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
-        self.grammars = Grammars(
-            options, model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
+        compiler = GrammarCompiler(
+            str(model.path / "tokenizer.json"), model.vocab_size, model.eos_token_ids
         )
+        self.grammars = Grammars(options, compiler)
         self.tool_call_format = detect_tool_call_format(tokenizer)
         server_limit = options.max_prompt_tokens + (
             options.max_output_tokens or options.max_prompt_tokens
@@ -106,7 +99,7 @@ class Service:
             for name in ("short", "long")
         }
         self._thread: EngineThread | None = None
-        self._engine_failure: str | None = None
+        self.engine_failure: str | None = None  # one line about the exception that ended the thread
         self._on_engine_failure: Callable[[], None] = lambda: None
         self._stopping = False
         self._grace_is_over = False
@@ -139,8 +132,8 @@ class Service:
         ends. The reason never includes an exception's message, which may contain a client's
         content.
         """
-        if self._engine_failure is not None:
-            return self._engine_failure
+        if self.engine_failure is not None:
+            return self.engine_failure
         if self._stopping and (not in_preparation or self._grace_is_over):
             return STOPPING
         if self._thread is None or not self._thread.alive:
@@ -228,7 +221,7 @@ class Service:
             Request(
                 f"{call_id}-{index * n + choice}",
                 tuple(prompt),
-                dataclasses.replace(_choice_params(params, choice, constraint), max_tokens=limit),
+                _choice_params(params, choice, constraint, limit),
             )
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             for choice in range(n)
@@ -320,8 +313,8 @@ class Service:
         if error is None:
             self._fail_all(ApiError(503, STOPPING))
             return
-        self._engine_failure = f"the engine failed ({type(error).__name__}); see the server's log"
-        self._fail_all(ApiError(500, self._engine_failure))
+        self.engine_failure = f"the engine failed ({type(error).__name__}); see the server's log"
+        self._fail_all(ApiError(500, self.engine_failure))
         self._on_engine_failure()
 
     def _fail_all(self, error: ApiError) -> None:
@@ -350,23 +343,18 @@ class Service:
             await self._starting
 
     @property
-    def engine_failure(self) -> str | None:
-        """One line about the exception that ended the engine's thread, or None."""
-        return self._engine_failure
-
-    @property
     def num_live(self) -> int:
         """The number of completions that are running or waiting."""
         return len(self._live)
 
 
 def _choice_params(
-    params: SamplingParams, choice: int, constraint: CopyableConstraint | None
+    params: SamplingParams, choice: int, constraint: CopyableConstraint | None, max_tokens: int
 ) -> SamplingParams:
     """Return ``params`` with the seed ``seed + choice`` and a copy of the constraint."""
     copied = None if constraint is None else constraint.copy()
     seed = params.seed if params.seed is None else (params.seed + choice) % (1 << 64)
-    return dataclasses.replace(params, seed=seed, constraint=copied)
+    return dataclasses.replace(params, seed=seed, constraint=copied, max_tokens=max_tokens)
 
 
 def new_id(kind: str) -> str:

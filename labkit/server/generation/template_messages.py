@@ -41,10 +41,7 @@ class TemplateMessages:
         self._function_names[call_id] = name
 
     def add_result(self, call_id: str, content: str) -> None:
-        """Add the result of an earlier tool call.
-
-        Raises ``ApiError`` if there is no earlier call with this id.
-        """
+        """Add the result of an earlier tool call. Raises ``ApiError`` if no call has this id."""
         name = self._function_names.get(call_id)
         if name is None:
             raise invalid(
@@ -82,10 +79,7 @@ def template_call(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict
 
 
 def decode_arguments(name: str, arguments: str, param: str) -> dict[str, Any]:
-    """Return the arguments of a call of the function ``name``, decoded from JSON text.
-
-    Raises ``ApiError`` if the arguments are not a JSON object.
-    """
+    """Decode a call's arguments. Raises ``ApiError`` if they are not a JSON object."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

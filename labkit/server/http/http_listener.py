@@ -92,7 +92,6 @@ class Listener(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then call ``on_ready``."""
         await super().startup(sockets)
         self._on_ready()
 

@@ -1,11 +1,12 @@
-"""The HTTP routes and the API key check."""
+"""The HTTP routes, the API key check, and the bodies of requests with their limits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -17,27 +18,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from labkit import __version__
+from labkit import __version__, config
 from labkit.server.apis import (
     chat_api,
     completions_api,
     messages_api,
-    messages_writer,
     responses_api,
     tokenize_api,
 )
-from labkit.server.apis.request_checks import model_not_found
+from labkit.server.apis.request_checks import check_model
 from labkit.server.generation.http_response import (
     GenerationResponse,
     timeout_error,
     wait_for_disconnect,
 )
 from labkit.server.generation.prometheus_metrics import CONTENT_TYPE
-from labkit.server.generation.service import STOPPING, Service
+from labkit.server.generation.service import RETRY_AFTER_S, STOPPING, Service
 from labkit.server.http.heap_trimming import HeapTrimmer
 from labkit.server.http.host_check import HostCheck
 from labkit.server.http.openapi_schema import BodylessRoute, PostRoute, openapi_document
-from labkit.server.http.request_bodies import RequestBodies
 from labkit.server.types.api_error import ApiError
 from labkit.server.types.messages_types import (
     CountTokensRequest,
@@ -135,6 +134,58 @@ def create_app(service: Service) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+class RequestBodies:
+    """Reads bodies, and counts the bytes of those that arrive or are in preparation.
+
+    Together they may have as many bytes as ``server.max_live`` bodies of maximum size: that many
+    requests may be in preparation.
+    """
+
+    def __init__(self, options: config.Server) -> None:
+        self._max_bytes = options.max_body_bytes
+        self._max_total_bytes = options.max_live * options.max_body_bytes
+        self._num_bytes = 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Read a request's body, which counts until the context ends.
+
+        Raises ``ApiError`` as soon as the body is too long (413), or all of them together (429).
+        """
+        announced, size = request.headers.get("content-length", "0"), 0
+        self._check_size(int(announced) if announced.isdecimal() else 0)
+        try:
+            parts = []
+            async for part in request.stream():
+                size += len(part)
+                self._num_bytes += len(part)
+                self._check_size(size)
+                self._check_total()
+                parts.append(part)
+            body = b"".join(parts)
+            del parts
+            yield body
+        finally:
+            self._num_bytes -= size
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            text = f"the body is longer than {self._max_bytes} bytes (server.max_body_bytes)"
+            error = ApiError(413, text)
+            error.headers["Connection"] = "close"  # the rest may be endless
+            raise error
+
+    def _check_total(self) -> None:
+        if self._num_bytes > self._max_total_bytes:
+            raise ApiError(
+                429,
+                f"the bodies of the requests that arrive or are in preparation have more than "
+                f"{self._max_total_bytes} bytes (server.max_live * server.max_body_bytes)",
+                code="queue_full",
+                retry_after=RETRY_AFTER_S,
+            )
 
 
 class Routes:
@@ -252,9 +303,7 @@ class Routes:
         return _json(ModelList("list", [self._card()]))
 
     async def model(self, request: Request) -> Response:
-        model = request.path_params["model"]
-        if model != self._service.name:
-            raise model_not_found(self._service, model)
+        check_model(self._service, request.path_params["model"])
         return _json(self._card())
 
     def _card(self) -> ModelCard:
@@ -296,7 +345,7 @@ def _json(value: Any) -> Response:
 
 async def _error_response(request: Request, error: Any) -> Response:
     is_messages = request.scope["path"].startswith(MESSAGES_PATH)
-    body = messages_writer.encode_error(error) if is_messages else error.encode()
+    body = messages_api.encode_error(error) if is_messages else error.encode()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 

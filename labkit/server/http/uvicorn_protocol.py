@@ -65,7 +65,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_unread_bytes = 0  # at the last check, if nothing has been written since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
         super().connection_made(transport)
         self._response_transport = SimpleNamespace(
             write=transport.write, is_closing=transport.is_closing, close=self._close
@@ -74,7 +73,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._read_timer = self.loop.call_later(READ_CHECK_S, self._check_read)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
         self._stop_receive_timer()
         self._read_timer.cancel()
         if self._left_timer is not None:
@@ -153,7 +151,6 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def on_message_begin(self) -> None:
-        """Start a request."""
         assert not self._is_answering
         super().on_message_begin()
         self.cycle = None  # type: ignore[assignment]  # that of the request before
@@ -161,14 +158,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_receiving = True
 
     def on_url(self, url: bytes) -> None:
-        """Add a part of the URL."""
         self._num_head_bytes += len(url)
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header, or a trailer."""
         self._num_head_bytes += len(name) + len(value) + 4
         if self._num_head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             raise HeadTooLarge
@@ -188,13 +183,11 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.send = _delimited_by_close(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
-        """Pass a part of the body to the application."""
         self._num_unparsed_bytes = 0
         self._num_body_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request."""
         self._num_unparsed_bytes = 0
         if self.parser.should_upgrade():
             return
@@ -312,10 +305,7 @@ REFUSALS = {
 
 
 def _delimited_by_close(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return a replacement for ``cycle.send`` that does not use chunked encoding.
-
-    HTTP/1.0 has no chunks: the end of the connection ends the body.
-    """
+    """Return a ``cycle.send`` for HTTP/1.0, where the connection's end ends the body."""
     send, has_length = cycle.send, False
 
     async def send_unchunked(message: Any) -> None:

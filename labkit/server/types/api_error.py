@@ -29,18 +29,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An error to send to the client.
 
-    Parameters
-    ----------
-    status
-        The HTTP status.
-    message
-        The message for the client. Line breaks become spaces, and a long message loses its middle:
-        what the client sent may be in it, and what is allowed is at its end.
-    param, code
-        The name of the invalid request parameter, which is shortened too, and the API's error code.
-        Both may be None.
-    retry_after
-        Seconds after which the client may retry, or None.
+    Line breaks in the message become spaces, and a long message loses its middle: what the client
+    sent may be in it, and what is allowed is at its end. ``param``, the name of the invalid request
+    parameter, is shortened too. ``code`` is the API's error code. The client may retry after
+    ``retry_after`` seconds.
     """
 
     def __init__(

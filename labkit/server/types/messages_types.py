@@ -23,15 +23,13 @@ class Cacheable(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: CacheControl | None = None
 
 
-class TextParam(Cacheable, tag_field="type", tag="text", kw_only=True, forbid_unknown_fields=True):
+class TextParam(Cacheable, tag_field="type", tag="text", kw_only=True):
     """A text block of a message."""
 
     text: str
 
 
-class ToolUseParam(
-    Cacheable, tag_field="type", tag="tool_use", kw_only=True, forbid_unknown_fields=True
-):
+class ToolUseParam(Cacheable, tag_field="type", tag="tool_use", kw_only=True):
     """A tool call in a message of the assistant."""
 
     id: str
@@ -39,9 +37,7 @@ class ToolUseParam(
     input: JsonObject
 
 
-class ToolResultParam(
-    Cacheable, tag_field="type", tag="tool_result", kw_only=True, forbid_unknown_fields=True
-):
+class ToolResultParam(Cacheable, tag_field="type", tag="tool_result", kw_only=True):
     """The result of a tool call, in a message of the user."""
 
     tool_use_id: str
@@ -56,7 +52,7 @@ class MessageParam(Struct, forbid_unknown_fields=True):
     content: str | list[TextParam | ToolUseParam | ToolResultParam]
 
 
-class ToolParam(Cacheable, kw_only=True, forbid_unknown_fields=True):
+class ToolParam(Cacheable, kw_only=True):
     """A function that the model may call. ``input_schema`` is a JSON schema of its arguments."""
 
     name: FunctionNameText
@@ -72,11 +68,11 @@ class AutoChoice(Struct, tag_field="type", tag="auto", kw_only=True, forbid_unkn
     disable_parallel_tool_use: bool | None = None
 
 
-class AnyChoice(AutoChoice, tag="any", kw_only=True, forbid_unknown_fields=True):
+class AnyChoice(AutoChoice, tag="any", kw_only=True):
     """The ``tool_choice`` that requires a call."""
 
 
-class ToolNameChoice(AutoChoice, tag="tool", kw_only=True, forbid_unknown_fields=True):
+class ToolNameChoice(AutoChoice, tag="tool", kw_only=True):
     """The ``tool_choice`` that requires a call of one tool."""
 
     name: str
@@ -105,7 +101,7 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     effort: Literal["high"] | None = None
 
 
-class CountTokensRequest(Cacheable, kw_only=True, forbid_unknown_fields=True):
+class CountTokensRequest(Cacheable, kw_only=True):
     """The body of a ``POST /v1/messages/count_tokens`` request.
 
     A ``POST /v1/messages`` request with these fields has the same prompt.
@@ -119,7 +115,7 @@ class CountTokensRequest(Cacheable, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+class MessagesRequest(CountTokensRequest, kw_only=True):
     """The body of a ``POST /v1/messages`` request."""
 
     max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)]

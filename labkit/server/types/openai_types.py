@@ -53,7 +53,7 @@ class Labels(Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: Literal["auto", "default"] | None = None
 
 
-class Sampling(Labels, kw_only=True, forbid_unknown_fields=True):
+class Sampling(Labels, kw_only=True):
     """The request fields that the completions API and the chat API share."""
 
     model: str
@@ -79,7 +79,7 @@ class Sampling(Labels, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
-class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(Sampling, kw_only=True):
     """The body of a ``POST /v1/completions`` request.
 
     ``max_tokens`` may be 0 if the response has the prompt (``echo``) or its log probabilities.
@@ -175,7 +175,7 @@ class SchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_f
     json_schema: NamedSchema
 
 
-class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(Sampling, kw_only=True):
     """The body of a ``POST /v1/chat/completions`` request."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]

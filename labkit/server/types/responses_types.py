@@ -34,9 +34,7 @@ class InputItem(Struct, kw_only=True, forbid_unknown_fields=True):
     status: str | None = None
 
 
-class InputMessage(
-    InputItem, tag_field="type", tag="message", kw_only=True, forbid_unknown_fields=True
-):
+class InputMessage(InputItem, tag_field="type", tag="message", kw_only=True):
     """A message of the conversation. ``phase`` is ignored, like ``id``."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -44,9 +42,7 @@ class InputMessage(
     phase: str | None = None
 
 
-class InputCall(
-    InputItem, tag_field="type", tag="function_call", kw_only=True, forbid_unknown_fields=True
-):
+class InputCall(InputItem, tag_field="type", tag="function_call", kw_only=True):
     """A call of a function by the assistant. ``arguments`` is JSON text."""
 
     call_id: str
@@ -54,13 +50,7 @@ class InputCall(
     arguments: str
 
 
-class InputCallOutput(
-    InputItem,
-    tag_field="type",
-    tag="function_call_output",
-    kw_only=True,
-    forbid_unknown_fields=True,
-):
+class InputCallOutput(InputItem, tag_field="type", tag="function_call_output", kw_only=True):
     """The result of a function call."""
 
     call_id: str
@@ -90,9 +80,7 @@ class TextOptions(Struct, forbid_unknown_fields=True):
     format: ResponseTextFormat | ResponseJsonFormat | ResponseSchemaFormat | None = None
 
 
-class FunctionTool(
-    Function, tag_field="type", tag="function", kw_only=True, forbid_unknown_fields=True
-):
+class FunctionTool(Function, tag_field="type", tag="function", kw_only=True):
     """A function that the model may call."""
 
 
@@ -102,7 +90,7 @@ class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fi
     name: str
 
 
-class ResponsesRequest(Labels, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(Labels, kw_only=True):
     """The body of a ``POST /v1/responses`` request."""
 
     model: str

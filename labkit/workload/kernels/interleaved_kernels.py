@@ -43,7 +43,7 @@ from labkit.config import Precision, State
 from labkit.machine.facts import hardware_counters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
-from labkit.workload.kernels import kernel_case_rounds, kernel_cases, kernel_output_checks
+from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
 from labkit.workload.kernels.kernel_pilot import pilot_cases
@@ -64,16 +64,9 @@ def _mlx_queue(dtype: Precision) -> LaunchQueue:
 class InterleavedKernels:
     """Kernel cases on the attention operations of several arms; see ``InterleavedArms``.
 
-    Parameters
-    ----------
-    arms
-        At least one. All arms share queries and KV memory of one element type.
-    context
-        Seed, order of turns, and the kernels that are the same for every arm (pulse and flush).
-    clock
-        Returns seconds; tests pass a simulated clock.
-    make_queue
-        Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
+    ``arms``: at least one; all share queries and KV memory of one element type. ``context``: seed,
+    order of turns, and the kernels that are the same for every arm (pulse and flush).
+    ``make_queue``: see ``KernelArms``.
     """
 
     def __init__(
@@ -130,10 +123,7 @@ class InterleavedKernels:
         return [self._measurement(index, hardware[index]) for index in range(len(self._arms.arms))]
 
     def _count_hardware(self) -> list[dict[str, Any]]:
-        """Launch each batch some more with hardware counters; return each arm's note ``hardware``.
-
-        The measurement is complete by then.
-        """
+        """Launch each batch again with hardware counters; return each arm's note ``hardware``."""
         counted: list[dict[str, Any]] = [{} for _ in self._arms.arms]
         try:
             if self._arms.queue is not None:
@@ -224,7 +214,7 @@ class InterleavedKernels:
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
-        kernel_output_checks.check(prepared, launch, launch_name)
+        kernel_case_rounds.check_outputs(prepared, launch, launch_name)
         counters = self._counters[prepared.arm]
         counters.update(launch.report.counters())
         counters[f"engine.{self._arms.arms[prepared.arm].engine}"] += chain_length

@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.config import Case, Precision, Workload
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.kernels.kernel_cases import CaseGeometry, KernelMemory
+from labkit.workload.kernels.kernel_cases import CaseGeometry
 from labkit.workload.kernels.launch_timing import (
     Clock,
     KernelBatch,
@@ -61,23 +61,10 @@ class KernelArm:
 class KernelArms:
     """The arms of one process, which share queries and KV memory of one element type.
 
-    Parameters
-    ----------
-    arms
-        The arms, in the cell's order; not empty.
-    seed
-        Seed of the inputs and block tables; the same in every run.
-    clock
-        Returns seconds.
-    make_queue
-        Returns the launch queue for an element type; called if an arm works on lazy MLX arrays.
-    turn
-        Context manager that attributes a failure during loading to an arm.
-
-    Attributes
-    ----------
-    launch_s
-        Seconds spent in launches so far, by arm.
+    ``arms``: in the cell's order; not empty. ``seed``: of the inputs and block tables; the same in
+    every run. ``make_queue``: returns the launch queue for an element type; called if an arm works
+    on lazy MLX arrays. ``turn``: attributes a failure during loading to an arm. ``launch_s``:
+    seconds spent in launches so far, by arm.
     """
 
     def __init__(
@@ -108,17 +95,15 @@ class KernelArms:
             seed,
             dtype,
         )
-        self.memory = self._memory_by_kind(kinds, memory)
+        # By the kind of array (``numpy``, ``mlx``) that an arm reads.
+        self.memory = {"numpy": memory.widened()} if "numpy" in kinds else {}
+        if self.queue is not None:
+            self.memory["mlx"] = memory.moved(self.queue.put)
         # Planning now raises the errors of bad maps early and compiles the code that builds maps.
         for index, arm in enumerate(arms):
             with turn(index):
                 for size in (size for other, size in runnable if other is arm):
                     self.plan(arm, size.case)
-
-    def _memory_by_kind(self, kinds: set[Arrays], memory: KernelMemory) -> dict[str, KernelMemory]:
-        """Return the memory for each kind of array (``numpy``, ``mlx``) that an arm reads."""
-        by_kind = {"numpy": memory.widened()} if "numpy" in kinds else {}
-        return by_kind if self.queue is None else by_kind | {"mlx": memory.moved(self.queue.put)}
 
     def case_names(self) -> list[str]:
         """Return the names of all arms' cases without duplicates, in the order of the arms."""

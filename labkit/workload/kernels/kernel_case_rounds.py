@@ -1,7 +1,9 @@
-"""The rounds of a kernel case: every arm's prepared batch, its times, and its record."""
+"""The rounds of a kernel case: every arm's batch, its times, checked outputs and record."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import State
+from labkit.config import State, count_text
 from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.kernels.launch_timing import KernelBatch
+from labkit.workload.kernels.launch_timing import KernelBatch, TimedLaunch
+from labkit.workload.measurement import InvalidOutput
 from labkit.workload.turn_order import Part
 
 if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,9 @@ def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:
     metrics = [measured("dispatch_us", _microseconds(arm.seconds), primary=True)]
     if arm.single_s:
         metrics.append(measured("single_us", _microseconds(arm.single_s)))
+    # Of all launches, some of which an arm's own work may slow.
+    means = [round(us, 3) for us in _microseconds(arm.mean_s)]
+    all_launches = {"as_measured": {"dispatch_us": means}}
     return CaseRecord(
         case=case.label,
         metrics=tuple(metrics),
@@ -136,15 +145,10 @@ def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:
             "pulse_us": [round(us, 2) for us in _microseconds(case.pulse_s)],
             "turns": list(arm.positions),
             "over_rounds": "middle_half",
-            **(_all_launches(arm) if case.timed_launches(arm) > 1 else {}),
+            **(all_launches if case.timed_launches(arm) > 1 else {}),
             **(_queue_notes(arm, case) if batch.queued else {}),
         },
     )
-
-
-def _all_launches(arm: ArmSamples) -> dict[str, object]:
-    """Return the note with all launches, some of which an arm's own work may slow."""
-    return {"as_measured": {"dispatch_us": [round(us, 3) for us in _microseconds(arm.mean_s)]}}
 
 
 def output_values(arm: ArmSamples, case: CaseRounds) -> dict[str, NDArray[np.float32]]:
@@ -168,3 +172,46 @@ def _queue_notes(arm: ArmSamples, case: CaseRounds) -> dict[str, object]:
 
 def _microseconds(seconds: Sequence[float]) -> tuple[float, ...]:
     return tuple(s * 1e6 for s in seconds)
+
+
+def check_outputs(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
+    """Check that the outputs of a launch equal those of the arm's first launch bit for bit.
+
+    The outputs of a chain are compared with the digests of the first chain. Raises
+    ``InvalidOutput`` if an output differs or holds NaN.
+    """
+    out, expected = launch.outputs[0], prepared.expected.out
+    where = f"{prepared.batch.size.case.name}: {launch_name}"
+    if not equal_bits(out, expected):
+        refuse_nan(out, where)
+        bits = f"u{out.itemsize}"
+        rows = np.flatnonzero((out.view(bits) != expected.view(bits)).any(axis=(1, 2)))
+        raise InvalidOutput(
+            f"{where}: the output differs from the first launch's in "
+            f"{count_text(len(rows), 'row')}, first at token {rows[0]}"
+        )
+    for number, out in enumerate(launch.outputs[1:], 1):
+        if sha256_of(out) != prepared.chain_digests[number]:
+            refuse_nan(out, where)
+            raise InvalidOutput(
+                f"{where}: the output of launch {number + 1} differs from that in the first chain"
+            )
+
+
+def equal_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return whether two outputs have the same bits. ``memcmp`` is 1.5 times as fast as NumPy."""
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    return a.nbytes == b.nbytes and _memcmp(a.ctypes.data, b.ctypes.data, a.nbytes) == 0
+
+
+def sha256_of(out: NDArray[Any]) -> bytes:
+    """Return the SHA-256 of an output's bytes."""
+    return hashlib.sha256(out.data).digest()
+
+
+def refuse_nan(out: NDArray[Any], where: str) -> None:
+    """Raise ``InvalidOutput`` if an output holds NaN, computed or left over from poisoning."""
+    values = kernel_cases.as_float32(out)
+    if np.isnan(values.min()):
+        token, head, _ = np.argwhere(np.isnan(values))[0]
+        raise InvalidOutput(f"{where}: the output has NaN, first at token {token}, head {head}")

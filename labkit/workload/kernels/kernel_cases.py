@@ -172,10 +172,7 @@ def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
 def block_tables(size: CaseGeometry, seed: int) -> NDArray[np.int32]:
     """Assign the blocks 1, 2, ... to the requests at random, each block to one request.
 
-    Returns
-    -------
-    int32 [num_seqs, max_blocks]
-        Padded with 0. Depends only on the seed and the case.
+    Returns int32 [num_seqs, max_blocks], padded with 0. It depends only on the seed and the case.
     """
     counts = -(-size.seq_lens // size.block_size)
     rng = np.random.default_rng([seed, zlib.crc32(size.case.name.encode())])

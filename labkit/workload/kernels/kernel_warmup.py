@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit.config import Case, State
-from labkit.workload.kernels import kernel_output_checks
 from labkit.workload.kernels.kernel_arms import KernelArms
 from labkit.workload.kernels.kernel_case_rounds import (
     ArmSamples,
     CaseRounds,
     ExpectedOutput,
     PreparedArm,
+    equal_bits,
+    refuse_nan,
+    sha256_of,
 )
 from labkit.workload.kernels.kernel_cases import scaled_case, washout_share
 from labkit.workload.kernels.launch_timing import Clock
@@ -90,8 +92,8 @@ class KernelWarmup:
             batch.poison(first=True)
             first = self._arms.launch(index, batch, "the first launch")
             (out,) = first.outputs
-            kernel_output_checks.refuse_nan(out, f"{case.name}: the first launch")
-            match = next((e for e in expected if kernel_output_checks.equal_bits(e.out, out)), None)
+            refuse_nan(out, f"{case.name}: the first launch")
+            match = next((e for e in expected if equal_bits(e.out, out)), None)
             if match is None:
                 match = ExpectedOutput(out.copy(), array_outputs(out, batch.dtype.value))
                 expected.append(match)
@@ -106,14 +108,11 @@ class KernelWarmup:
         prepared.batch.poison(length, first=True)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, length)
         for out in launch.outputs:
-            kernel_output_checks.refuse_nan(out, f"{prepared.batch.size.case.name}: {launch_name}")
-        return tuple(map(kernel_output_checks.digest, launch.outputs))
+            refuse_nan(out, f"{prepared.batch.size.case.name}: {launch_name}")
+        return tuple(map(sha256_of, launch.outputs))
 
     def _same_kernel(self, prepared: PreparedArm) -> bool:
-        """Return whether a launch of the wash-out is like one of the whole batch.
-
-        Both must run the same kernel with the same partitions.
-        """
+        """Return whether wash-out and batch launch the same kernel with the same partitions."""
         if prepared.washout is prepared.batch:
             return True
         with self._context.turn(prepared.arm):

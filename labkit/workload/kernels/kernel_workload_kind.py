@@ -49,11 +49,6 @@ class KernelKind:
         self.check(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot share a process, or None if they can.
-
-        The engines may need different per-process settings, or the arms would have unequal rounds
-        or dtypes.
-        """
         reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
         reason = reason or _unaligned(experiments)
         if reason is None and len({e.workload.dtype for e in experiments}) > 1:
@@ -69,7 +64,6 @@ class KernelKind:
         return reason
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None."""
         engines = [experiment.engine for experiment in experiments]
         return in_process_rules.live_kernels(engines) or _unaligned(experiments)
 

@@ -130,10 +130,7 @@ class KernelBatch:
         return clock() - start, plan.map_us
 
     def _report(self, where: str, chain_length: int) -> LaunchReport:
-        """Return the report of the launches since the last report.
-
-        Raises ``StaleOutput`` if a launch is stale, and ``InvalidOutput`` if a launch is missing.
-        """
+        """Return the report since the last, or raise if a launch is stale or missing."""
         (report,) = self.attention.report(self.plan)
         if report.stale:
             raise StaleOutput(

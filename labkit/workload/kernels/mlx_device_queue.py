@@ -51,10 +51,7 @@ class MlxLaunchQueue:
 
     def empty(self, start: mx.array | None) -> mx.array:
         """Return ``start`` (zero if None) plus one: a launch of one thread."""
-        return (_zero() if start is None else start) + 1
-
-
-def _zero() -> mx.array:
-    zero = mx.zeros(1)
-    mx.eval(zero)
-    return zero
+        if start is None:
+            start = mx.zeros(1)
+            mx.eval(start)
+        return start + 1

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, Experiment, require
 from labkit.workload import source_results
-from labkit.workload.sources import PromptSource, TimestampedSource, json_lines, source_of
+from labkit.workload.sources import PromptSource, TimestampedSource, bounded_reader, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
 STREAM = 7  # number of the seed's random stream; prompts and warm-up use other streams
@@ -57,10 +57,7 @@ def rate_unit(prompts: Sequence[Prompt]) -> str:
 
 
 def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
-    """Return whether a request has no session or is the first of its session.
-
-    The request's session is added to ``sessions``.
-    """
+    """Return whether a request begins or has no session; add its session to ``sessions``."""
     if prompt.session is None:
         return True
     new = prompt.session not in sessions
@@ -96,7 +93,7 @@ def _timestamp_place(source: PromptSource, experiment: Experiment, index: int) -
     workload, prompts = experiment.workload, experiment.workload.prompts
     named = prompts.source if source is source_of(experiment) else None
     if named == "file":
-        return f"{prompts.path}, line {json_lines.line_number(prompts.path or '', index)}"
+        return f"{prompts.path}, line {bounded_reader.line_number(prompts.path or '', index)}"
     if named == "listed":
         return f"workload.prompts.listed[{index}]"
     return f"workload.kind={workload.kind}, timestamps_ms()[{index}]"

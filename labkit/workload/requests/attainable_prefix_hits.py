@@ -14,20 +14,10 @@ from labkit.workload.tokenized_prompt import Prompt
 def _shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = False) -> int:
     """Return the number of prompt tokens that a cache of unlimited memory would hit.
 
-    Parameters
-    ----------
-    prompts
-        In the order of submission. Each prompt is assumed to be computed before the next arrives.
-    block_size
-        Tokens in a cached block. A prompt's last token is always computed.
-    warm
-        Whether all prompts were served once before.
-
-    Returns
-    -------
-    int
-        Tokens in full blocks that are also a prefix of an earlier prompt. Hits on generated
-        tokens are not counted, because those tokens are unknown beforehand.
+    They are in full blocks of ``block_size`` tokens that are also a prefix of an earlier prompt.
+    Hits on generated tokens, which are unknown beforehand, are not counted, and a prompt's last
+    token is always computed. The prompts are in the order of submission. Each is assumed to be
+    computed before the next arrives. ``warm``: whether all were served once before.
     """
     cached: set[bytes] = set()
     if warm:

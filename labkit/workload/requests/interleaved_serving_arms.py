@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload.arm_clock import ArmClock
 from labkit.workload.measurement import Measurement
 from labkit.workload.requests import step_stall_seconds
 from labkit.workload.requests.load_generator import LoadGenerator
 from labkit.workload.requests.serving_session import ServingSession
-from labkit.workload.turn_order import TurnOrder
+from labkit.workload.turn_order import ArmClock, TurnOrder
 from labkit.workload.workload_protocols import EnterTurn
 
 
@@ -76,7 +75,6 @@ class InterleavedServing:
         self._turn = turn
 
     def warm_up(self) -> None:
-        """Warm up every arm; see ``ServingSession.warm_up``."""
         gc.collect()  # takes about 0.1 s, which must not appear in a client's latencies
         for index, arm in enumerate(self._arms):
             with self._turn(index), arm.clock.running():
@@ -172,7 +170,6 @@ class InterleavedServing:
                 arm.session.drain()
 
     def close(self) -> None:
-        """Close every arm's engine."""
         for arm in self._arms:
             arm.session.close()
 

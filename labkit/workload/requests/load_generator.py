@@ -1,7 +1,13 @@
-"""The load generator: sends clients' requests to an engine and time-stamps every token."""
+"""The load generator: sends clients' requests to an engine and time-stamps every token.
+
+A request is sent as soon as three conditions hold: it is due, the answer to its session's previous
+request has arrived, and fewer requests are in flight than ``concurrency``. In a closed loop every
+request is due from the start.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +26,6 @@ from labkit.engine.engine_protocol import (
 )
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
-from labkit.workload.requests.request_schedule import ClientPool, RequestSchedule
 from labkit.workload.requests.serving_metrics import ServedRequest
 
 if TYPE_CHECKING:
@@ -31,6 +36,93 @@ Clock = Callable[[], float]
 Wait = Callable[[float], None]
 MIN_WAIT_S = 1e-6  # a shorter wait might not advance the clock
 MAX_WAIT_S = 0.02  # a longer wait would keep the other arms from their turns
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSchedule:
+    """Sessions, due times and concurrency, in the order of the requests.
+
+    ``sessions``: each request's session, or None. ``due``: the earliest time to send each
+    request, in seconds from the start; None: a closed loop. ``concurrency``: the maximum number of
+    requests in flight; None: no limit. ``stagger_s``: seconds between the starts of two clients.
+    """
+
+    sessions: Sequence[str | None]
+    due: Sequence[float] | None = None
+    concurrency: int | None = None
+    stagger_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DueRequest:
+    """A request to send now: its index, when it was due, and when its client sends it (seconds).
+
+    A request is sent when it is due, or when another ends and makes room. In a closed loop both
+    times are None.
+    """
+
+    index: int
+    due: float | None
+    sent: float | None
+
+
+class ClientPool:
+    """The clients of a schedule, which send requests as they come due.
+
+    All times are seconds from the start.
+    """
+
+    def __init__(self, schedule: RequestSchedule) -> None:
+        self._schedule = schedule
+        self._in_flight = 0
+        self._full_until = 0.0
+        self._next_turns: dict[str, list[int]] = {}  # by session, in reverse order
+        self._ready: list[tuple[float, int]] = []
+        for index, session in enumerate(schedule.sessions):
+            if session is not None and session in self._next_turns:
+                self._next_turns[session].append(index)
+                continue
+            if session is not None:
+                self._next_turns[session] = []
+            self._ready.append((self._due(index), index))
+        for turns in self._next_turns.values():
+            turns.reverse()
+        heapq.heapify(self._ready)
+
+    def _due(self, index: int) -> float:
+        return 0.0 if self._schedule.due is None else self._schedule.due[index]
+
+    def next(self, elapsed: float) -> DueRequest | None:
+        """Remove and return a request that can be sent now, or None if there is none."""
+        if self.next_send() > elapsed:
+            return None
+        due, index = heapq.heappop(self._ready)
+        self._in_flight += 1
+        if self._schedule.due is None:
+            return DueRequest(index, None, None)
+        return DueRequest(index, due, max(due, self._full_until))
+
+    def next_send(self) -> float:
+        """Return the earliest time at which the next request can be sent.
+
+        It is infinite if the request must wait until another one ends, because all clients are
+        busy, or for the answer to its session's previous request.
+        """
+        limit, busy = self._schedule.concurrency, self._in_flight
+        if not self._ready or (limit is not None and busy >= limit):
+            return math.inf
+        return max(self._ready[0][0], self._schedule.stagger_s * busy)
+
+    def finished(self, index: int, elapsed: float) -> None:
+        """Note that a request in flight has ended, so its session's next request may be sent."""
+        if self._in_flight == self._schedule.concurrency:
+            self._full_until = elapsed
+        self._in_flight -= 1
+        session = self._schedule.sessions[index]
+        if session is not None and self._next_turns[session]:
+            following = self._next_turns[session].pop()
+            due = 0.0 if self._schedule.due is None else max(self._due(following), elapsed)
+            heapq.heappush(self._ready, (due, following))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +143,10 @@ class LoadGenerator:
     and accepts it later, because the engine causes this wait. A delay that the load generator
     itself adds is recorded as ``late``.
 
-    Parameters
-    ----------
-    engine
-        The engine under test. It must receive no other requests during the run.
-    requests
-        In the order of the schedule.
-    schedule
-        When each request is sent.
-    clock, wait
-        ``clock`` returns seconds and may stop between steps. ``wait`` sleeps for the
-        given number of seconds.
-    heartbeat
-        Called with the progress when requests have finished.
-    timeline
-        Samples the engine's memory between steps.
+    ``engine`` must receive no other requests during the run. ``requests`` are in the order of the
+    schedule. ``clock`` returns seconds and may stop between steps; ``wait`` sleeps for a number of
+    seconds. ``heartbeat`` is called with the progress when requests have finished. ``timeline``
+    samples the engine's memory between steps.
     """
 
     def __init__(
@@ -177,10 +258,7 @@ class LoadGenerator:
         return True
 
     def _until_send(self) -> float:
-        """Return the seconds until the next request can be sent, at most ``PERIOD_S``.
-
-        Returns ``PERIOD_S`` if no request can be sent before another one ends.
-        """
+        """Return the seconds until the next request can be sent, at most ``PERIOD_S``."""
         assert self._start is not None
         elapsed = self._clock() - self._start
         return min(PERIOD_S, max(0.0, self._clients.next_send() - elapsed))

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from labkit.engine.engine_protocol import InferenceEngine, Observable, StaticBatching
 from labkit.machine.facts.operating_system_protocol import operating_system
 
 if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine
     from labkit.workload.requests.serving_metrics import ServedRequest
 
 PERIOD_S = 0.2
@@ -31,8 +31,6 @@ class MemoryTimeline:
     """
 
     def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:
-        from labkit.engine.engine_protocol import Observable, StaticBatching
-
         self._engine = engine if isinstance(engine, Observable) else None
         self._static = engine if isinstance(engine, StaticBatching) else None
         self._entries: dict[str, ServedRequest] = {}
@@ -101,11 +99,7 @@ class MemoryTimeline:
 
 
 def _process_memory() -> dict[str, float]:
-    """Return this process's memory and swap, and MLX's memory if it is loaded (bytes).
-
-    ``compressed_bytes``, where the system compresses memory, is what its compressor holds for all
-    processes.
-    """
+    """Return bytes of this process, of MLX, and of the system's compressor for all processes."""
     system = operating_system()
     sample: dict[str, float] = {**system.process_memory(), **system.compressed_memory()}
     mx = sys.modules.get("mlx.core")

@@ -65,10 +65,7 @@ def _server(experiment: Experiment) -> str | None:
 
 
 def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
-    """Return a sentence that compares the KV tokens the requests need with the capacity.
-
-    None if the KV memory cannot be planned.
-    """
+    """Compare the KV tokens that the requests need with the capacity, if that can be planned."""
     planned, engine = memory_budget.plan_for_arm(experiment), experiment.engine
     if planned is None or planned.full_blocks is None:
         return None

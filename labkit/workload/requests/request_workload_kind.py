@@ -24,12 +24,16 @@ from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules, source_results
 from labkit.workload.measurement import Estimate
-from labkit.workload.prompt_cache import cached_prompts, prompt_key
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of
-from labkit.workload.tokenized_prompt import Prompt, take_first
-from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.tokenized_prompt import Prompt, cached_prompts, prompt_key, take_first
+from labkit.workload.workload_protocols import (
+    START_SECONDS,
+    InterleavedArms,
+    TurnContext,
+    load_arms,
+)
 
 if TYPE_CHECKING:
     from labkit.engine.runner.shared_models import SharedModels
@@ -90,26 +94,20 @@ class RequestKind:
         from labkit.engine.runner.shared_models import SharedModels
         from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 
-        models, arms, order = SharedModels(), dict[int, ServingArm](), context.turn_order
-        loading = list(range(len(experiments)))
-        context.order.shuffle(loading)
-        try:
-            for index in loading:
-                clock = order.clock()
-                with context.turn(index):
-                    session = self._session(experiments[index], context.seed, models, clock)
-                    arms[index] = ServingArm(session, clock)
-        except BaseException:
-            for arm in arms.values():
-                arm.session.close()
-            raise
-        return InterleavedServing([arms[i] for i in sorted(arms)], order, context.turn)
+        models, order = SharedModels(), context.turn_order
+
+        def load(index: int) -> ServingArm:
+            clock = order.clock()
+            return ServingArm(self._session(experiments[index], context.seed, models, clock), clock)
+
+        arms = load_arms(len(experiments), context, load, lambda arm: arm.session.close())
+        return InterleavedServing(arms, order, context.turn)
 
     def _session(
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
-        from labkit.workload.requests.output_token_texts import TokenTexts
+        from labkit.workload.output_digest import TokenTexts
         from labkit.workload.requests.serving_session import ServingSession
 
         model = resolve(experiment.model)
@@ -130,7 +128,7 @@ class RequestKind:
         lengths = self._lengths(experiment)
         together = _max_running(experiment, len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
-        model = _footprint(experiment)
+        model = footprint(experiment)
         flops = 2 * model.matmul_weights * (prompt + output)
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
@@ -185,11 +183,7 @@ def _class_identity(kind: str) -> Mapping[str, Any]:
 
 
 def _max_running(experiment: Experiment, count: int) -> int:
-    """Return how many of ``count`` requests may run at a time.
-
-    If a rate or a trace sets the arrivals, the number of requests in flight depends on the engine's
-    speed, and only the number of batch rows limits those that run.
-    """
+    """Return how many of ``count`` requests may run at a time: if paced, as many as batch rows."""
     workload, rows = experiment.workload, experiment.engine.scheduler.max_num_seqs
     return min(rows if workload.arrivals.is_paced else workload.concurrency or count, count)
 
@@ -203,10 +197,7 @@ def _kv_bytes(experiment: Experiment, model: ModelFootprint, lengths: Sequence[i
 
 
 def _claimed_bytes(experiment: Experiment) -> int:
-    """Return the bytes of this machine's memory that a budget policy grants to the engine.
-
-    Returns 0 for a fixed pool and for a simulated machine.
-    """
+    """Return the bytes that a policy grants of this machine's memory; 0 of a simulated machine."""
     options = experiment.engine.budget
     if options.policy is BudgetPolicy.fixed or options.machine is not None:
         return 0
@@ -276,7 +267,7 @@ def _check_server(experiment: Experiment) -> None:
     )
 
 
-def _footprint(experiment: Experiment) -> ModelFootprint:
+def footprint(experiment: Experiment) -> ModelFootprint:
     """Return the model's sizes without building the model."""
     loading = (
         compute_dtype.cast_target(experiment.engine),

@@ -16,6 +16,7 @@ failed requests are counted separately and never toward goodput.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,11 +24,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from labkit.config import LatencySLO
+from labkit.config import LatencySLO, Workload
 from labkit.records import Metric
 from labkit.records.metric_registry import measured
 
 PERCENTILES = (50, 99)
+MAX_UNSERVED_NOTES = 8  # maximum number of unserved requests listed in the record
 Outcome = Literal["served", "refused", "failed"]
 
 
@@ -138,20 +140,10 @@ def serving_metrics(
 ) -> tuple[Metric, ...]:
     """Compute throughput, latency and memory metrics of one run.
 
-    Parameters
-    ----------
-    entries
-        All requests, of which at least one was served. A served request has at least one token.
-    peak_kv_bytes
-        Peak KV memory, if the engine counts it.
-    limits
-        Latency limits of goodput. If no limit is set, goodput is omitted.
-
-    Returns
-    -------
-    tuple of Metric
-        Throughputs first. Metrics without a value (TPOT if every request got one token) are
-        omitted.
+    Throughputs come first. Metrics without a value (TPOT if every request got one token) are
+    omitted, and goodput if no limit is set. ``entries``: all requests, of which at least one was
+    served. A served request has at least one token. ``peak_kv_bytes``: peak KV memory, if the
+    engine counts it. ``limits``: latency limits of goodput.
     """
     wall, served = span(entries), [entry for entry in entries if entry.outcome == "served"]
     output = sum(r.output_tokens for r in served)
@@ -179,20 +171,16 @@ def serving_metrics(
 def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
     """Return the request rate and the lateness of an open loop, or nothing in a closed loop.
 
-    Requests that were all sent at the same time have no rate.
-
-    ``entries``: all requests, served or not.
+    Requests that were all sent at the same time have no rate. ``entries``: all requests, served or
+    not.
     """
     timed = [entry for entry in entries if entry.due is not None]
     if not timed:
         return ()
     late = np.percentile([entry.late * 1e3 for entry in timed], 99)
     lateness = measured("late_p99_ms", (float(late),))
-    sent = [entry.submitted for entry in timed]
-    span = max(sent) - min(sent)
-    if not span:
-        return (lateness,)
-    return measured("sent_req_s", ((len(timed) - 1) / span,)), lateness
+    sent = _rate([entry.submitted for entry in timed])
+    return (lateness,) if sent is None else (measured("sent_req_s", (sent,)), lateness)
 
 
 def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
@@ -288,3 +276,70 @@ def _arrival_notes(entry: ServedRequest, start: float) -> dict[str, float]:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
+
+
+def outcome_notes(
+    entries: Sequence[ServedRequest], workload: Workload, *, rate_unit: str, cpu_s: float
+) -> dict[str, Any]:
+    """Return a record's notes on the outcomes and arrivals of a run's requests.
+
+    They are counts by outcome. In an open loop they are also the rate that was configured and its
+    unit, the request rates (per second) that were drawn and sent, the wait at the client and the
+    load generator's lateness (ms), and where latencies begin (older records lack it: they began
+    when a request was sent).
+
+    ``entries``: all requests, served or not. ``rate_unit``: what arrives at the workload's rate,
+    ``requests/s`` or ``sessions/s``. ``cpu_s``: CPU seconds of the load generator, everything but
+    the engine's steps.
+    """
+    outcomes, seconds = Counter(entry.outcome for entry in entries), span(entries)
+    notes: dict[str, Any] = {
+        "arrivals": workload.arrivals.kind.value,
+        "requests": len(entries),
+        **{name: outcomes[name] for name in ("served", "refused", "failed")},
+        "sender_cpu_s": round(cpu_s, 6),
+        "sender_cpu_share": round(cpu_s / seconds, 6) if seconds > 0 else None,
+    }
+    unserved = [e for e in entries if e.outcome != "served"]
+    if unserved:
+        notes["unserved"] = [
+            {"id": e.request_id, "outcome": e.outcome, "error": e.error}
+            for e in unserved[:MAX_UNSERVED_NOTES]
+        ]
+    if workload.limits.is_set:
+        notes["good"] = sum(e.outcome == "served" and meets(e, workload.limits) for e in entries)
+    due = [entry.due for entry in entries if entry.due is not None]
+    if due:
+        notes |= {
+            "asked_per_s": workload.arrivals.rate,
+            "asked_unit": rate_unit,
+            "due_per_s": _rate(due),
+            "sent_per_s": _rate([entry.submitted for entry in entries]),
+            "queue_ms": _spread_ms([entry.queued for entry in entries]),
+            "latency_from": "arrival",
+            "late_ms": _spread_ms([entry.late for entry in entries]),
+        }
+    return notes
+
+
+def _rate(times: Sequence[float]) -> float | None:
+    """Return requests per second from the first to the last time; None if all times are equal."""
+    span = max(times) - min(times)
+    return (len(times) - 1) / span if span > 0 else None
+
+
+def _spread_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Return median, 99th percentile and maximum in ms."""
+    values = np.percentile(np.array(seconds) * 1e3, (50, 99, 100))
+    return {k: round(float(v), 3) for k, v in zip(("p50", "p99", "max"), values, strict=True)}
+
+
+def rectangle_notes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """Return the KV slots of the requests without padding and in one padded rectangular batch.
+
+    ``lengths``: prompt and output tokens of each request, as served. In the rectangle, every row
+    has the length of the longest prompt plus the longest output. The last output token needs no
+    slot.
+    """
+    longest = max(p for p, _ in lengths) + max(o for _, o in lengths) - 1
+    return {"tokens": sum(p + o - 1 for p, o in lengths), "slots": len(lengths) * longest}

@@ -5,38 +5,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
+from labkit.engine.engine_protocol import (
+    EngineError,
+    InferenceEngine,
+    PipelinedEngine,
+    Remote,
+    StepReport,
+    StepTiming,
+    StepTracing,
+    TokenCounting,
+)
+from labkit.engine.request import Request, SamplingParams
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.output_digest import text_digest, token_digest
-from labkit.workload.request_lengths import rectangle_notes
+from labkit.workload.output_digest import TokenTexts, text_digest, token_digest
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes
-from labkit.workload.requests.load_generator import Clock, LoadGenerator, Wait
+from labkit.workload.requests.load_generator import Clock, LoadGenerator, RequestSchedule, Wait
 from labkit.workload.requests.memory_timeline import MemoryTimeline
-from labkit.workload.requests.output_token_texts import TokenTexts
-from labkit.workload.requests.request_outcomes import outcome_notes
-from labkit.workload.requests.request_schedule import RequestSchedule
+from labkit.workload.requests.profiling_turns import ClockedServing
 from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,
+    outcome_notes,
+    rectangle_notes,
     request_metrics,
     request_notes,
     sending_metrics,
     serving_metrics,
-    span,
 )
 from labkit.workload.tokenized_prompt import Prompt
-
-if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine, StepReport
-    from labkit.engine.request import Request
-    from labkit.workload.requests.profiling_turns import ClockedServing
 
 PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
 # With arrivals at a rate or from a trace, the number of requests in flight is unknown beforehand.
@@ -44,29 +48,14 @@ PACED_STREAMS = 16
 
 
 class ServingSession:
-    """A request workload on one engine.
+    """A request workload on one loaded engine, which ``close`` closes.
 
-    Parameters
-    ----------
-    engine
-        A loaded engine. ``ServingSession.close`` closes it.
-    prompts
-        In the order of submission.
-    workload
-        Arrivals, concurrency, sampling parameters and the number of warm-up requests.
-    seed
-        Seed of the warm-up's token ids, the arrivals and every request's random stream.
-    vocab_size
-        Exclusive upper bound of the warm-up's token ids.
-    texts
-        Converts token ids to text for the record. With None the record has only ids.
-    model_digest
-        Digest of the model's weights and tokenizer, for the record.
-    block_size
-        Tokens in a block of the engine's prefix cache.
-    clock, wait
-        ``clock`` returns seconds, ``wait`` sleeps for the given number of seconds. Tests
-        replace them.
+    ``prompts``: in the order of submission. ``seed``: of the warm-up's token ids, the arrivals and
+    every request's random stream. ``vocab_size``: exclusive upper bound of the warm-up's token ids.
+    ``texts``: converts token ids to text for the record; None: the record has only ids.
+    ``model_digest``: of the model's weights and tokenizer, for the record. ``block_size``: tokens
+    in a block of the engine's prefix cache. ``clock`` returns seconds, ``wait`` sleeps for a number
+    of seconds.
     """
 
     def __init__(
@@ -83,16 +72,14 @@ class ServingSession:
         clock: Clock = time.perf_counter,
         wait: Wait = time.sleep,
     ) -> None:
-        from labkit.engine.engine_protocol import TokenCounting
-
         self._engine = engine
         self._token_counting = engine if isinstance(engine, TokenCounting) else None
+        self._remote = engine if isinstance(engine, Remote) else None
         self._prompts = tuple(prompts)
         self._workload = workload
         self._seed = seed
         self._vocab_size = vocab_size
         self._pieces = texts
-        self._per_request = workload.per_request
         self._model_digest = model_digest
         self._block_size = block_size
         self._clock, self._wait = clock, wait
@@ -105,8 +92,6 @@ class ServingSession:
         ``workload.cache_state=warm`` all requests are then served once, so that their prefixes are
         cached. For a server, the overhead of the client is measured as well.
         """
-        from labkit.engine.engine_protocol import Remote
-
         rng = np.random.default_rng([self._seed, 2])
         shapes = self._prompts[: self._workload.warmup]
         prompts = [
@@ -121,8 +106,8 @@ class ServingSession:
         self._engine.clear_cache()
         if self._workload.cache_state is CacheState.warm:
             self._serve(self._prompts)
-        if isinstance(self._engine, Remote):
-            self._engine.prepare_requests(self._requests(self._prompts), self._overhead_streams())
+        if self._remote is not None:
+            self._remote.prepare_requests(self._requests(self._prompts), self._overhead_streams())
         self._engine.reset_counters()
 
     def _overhead_streams(self) -> int:
@@ -149,8 +134,6 @@ class ServingSession:
         return self._drive(self._prompts, heartbeat, due)
 
     def _trace_steps(self, limit: int) -> StepReport:
-        from labkit.engine.engine_protocol import EngineError, StepTracing
-
         if not isinstance(self._engine, StepTracing):
             raise EngineError(
                 f"workload.step_trace={limit}: engine.name={self._engine.name} has no method "
@@ -161,8 +144,6 @@ class ServingSession:
     @property
     def has_clocks(self) -> bool:
         """Whether the engine can time its steps."""
-        from labkit.engine.engine_protocol import StepTiming
-
         return isinstance(self._engine, StepTiming)
 
     def start_clocked(self, heartbeat: Callable[[str], None]) -> ClockedServing:
@@ -170,9 +151,7 @@ class ServingSession:
 
         The measurement must be over, and the session must have clocks.
         """
-        from labkit.engine.engine_protocol import StepTiming
         from labkit.engine.runner.step_clocks import ClockedEngine
-        from labkit.workload.requests.profiling_turns import ClockedServing
 
         assert isinstance(self._engine, StepTiming)
         if self._workload.cache_state is not CacheState.warm:
@@ -186,9 +165,7 @@ class ServingSession:
     @property
     def is_remote(self) -> bool:
         """Whether the engine is a server, so that a step only receives responses."""
-        from labkit.engine.engine_protocol import Remote
-
-        return isinstance(self._engine, Remote)
+        return self._remote is not None
 
     def computed_tokens(self) -> float:
         """Return the engine's counter of computed tokens, or 0 if it has none.
@@ -201,8 +178,6 @@ class ServingSession:
         return 0.0 if self.is_remote else self._engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:
-        from labkit.engine.engine_protocol import PipelinedEngine
-
         if isinstance(self._engine, PipelinedEngine):
             self._engine.drain()
 
@@ -217,10 +192,8 @@ class ServingSession:
         served. Raises ``EngineError`` if the engine is a server that labkit started, and it has
         ended.
         """
-        from labkit.engine.engine_protocol import Remote
-
-        if isinstance(self._engine, Remote):
-            self._engine.check_running()
+        if self._remote is not None:
+            self._remote.check_running()
         _check_complete(generator)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         cases = self._cases(generator.entries, counters, generator.cpu_s)
@@ -268,11 +241,7 @@ class ServingSession:
             *counted_metrics(counters),
         )
         traffic = outcome_notes(
-            entries,
-            self._workload,
-            rate_unit=arrivals.rate_unit(self._prompts),
-            cpu_s=cpu_s,
-            seconds=span(entries),
+            entries, self._workload, rate_unit=arrivals.rate_unit(self._prompts), cpu_s=cpu_s
         )
         together = CaseRecord(
             case="all",
@@ -280,7 +249,8 @@ class ServingSession:
             outputs=outputs_of(entries, self._pieces),
             notes={"requests": request_notes(entries), "traffic": traffic},
         )
-        return [together, *(self._request_case(entry) for entry in served if self._per_request)]
+        per_request = served if self._workload.per_request else ()
+        return [together, *map(self._request_case, per_request)]
 
     def _request_case(self, served: ServedRequest) -> CaseRecord:
         return CaseRecord(
@@ -310,10 +280,7 @@ class ServingSession:
         engine: InferenceEngine | None = None,
         wait: Wait | None = None,
     ) -> LoadGenerator:
-        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None.
-
-        ``engine``, ``wait``: in place of the session's own.
-        """
+        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None."""
         return LoadGenerator(
             engine or self._engine,
             self._requests(prompts),
@@ -333,8 +300,6 @@ class ServingSession:
         return [self._request(index, prompt) for index, prompt in enumerate(prompts)]
 
     def _request(self, index: int, prompt: Prompt) -> Request:
-        from labkit.engine.request import Request, SamplingParams
-
         w = self._workload
         params = SamplingParams(
             temperature=w.temperature,

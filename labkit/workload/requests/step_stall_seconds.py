@@ -18,18 +18,10 @@ Work that an arm does in a few of its steps (compaction, copies, eviction) looks
 The times of a single process cannot tell the two apart, but those of many processes can
 (:mod:`labkit.analysis.comparison.machine_or_arm_stalls`).
 
-This was measured with ``workload=chat`` and ``model=tiny`` on two cores, in 8 processes that each
-served the requests once. Two arms were compared with the baseline: a copy of it, and an arm with a
-planted difference of 3 %. On the idle machine the planted difference is estimated as 3.0 % (from
-total times: 2.7 %). The paired standard deviations between processes are::
-
-                                                      copy    planted
-    idle machine, without stalls                      1.0 %   0.5 %
-    idle machine, total times                         0.9 %   1.1 %
-    beside a busy process (OpenMP), without stalls    2.2 %   2.3 %
-    beside a busy process (OpenMP), total times       5.9 %   7.6 %
-
-"OpenMP": the kernels' threads were those of OpenMP's pool.
+Measured with ``workload=chat`` and ``model=tiny`` on two cores, in 8 processes: a planted
+difference of 3 % is estimated as 3.0 % (from total times: 2.7 %). The paired standard deviation
+between processes of a copy of the baseline is 1.0 % (from total times: 0.9 %) on the idle machine,
+and 2.2 % (5.9 %) beside a busy process, with OpenMP's pool.
 """
 
 from __future__ import annotations
@@ -48,15 +40,7 @@ Array = NDArray[np.float64]
 def by_same_step(times: Array) -> Array:
     """Return the time each step lost to a stall, judged by the same step of the other arms.
 
-    Parameters
-    ----------
-    times
-        Seconds, [arms, steps]; at least two arms.
-
-    Returns
-    -------
-    float64 [arms, steps]
-        Seconds; 0 for a step without a stall.
+    ``times``: seconds, [arms, steps]; at least two arms. Returns seconds, [arms, steps].
     """
     expected = np.full_like(times, np.inf)
     for arm, own in enumerate(times):
@@ -69,17 +53,8 @@ def by_same_step(times: Array) -> Array:
 def by_similar_steps(times: Array, tokens: Array) -> Array:
     """Return the time each step lost to a stall, judged by similar steps of the same arm.
 
-    Parameters
-    ----------
-    times
-        Seconds, [steps].
-    tokens
-        Number of tokens that each step computed, [steps]; 0 if unknown.
-
-    Returns
-    -------
-    float64 [steps]
-        Seconds; 0 for a step without a stall.
+    ``times``: seconds, [steps]. ``tokens``: the number of tokens that each step computed, [steps];
+    0 if unknown. Returns seconds, [steps].
     """
     expected = np.full_like(times, np.inf)
     for index in np.flatnonzero(tokens > 0):

@@ -11,20 +11,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
-from labkit.engine.memory_budget import model_footprint
-from labkit.engine.model import compute_dtype
 from labkit.models import resolve
 from labkit.workload import in_process_rules
 from labkit.workload.measurement import Estimate
+from labkit.workload.requests.request_workload_kind import FLOPS, PROCESS_BYTES, footprint
 from labkit.workload.scoring import text_windows
-from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import (
+    START_SECONDS,
+    InterleavedArms,
+    TurnContext,
+    load_arms,
+)
 
 if TYPE_CHECKING:
     from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
 
-# Measured on a two-core x86-64 with AVX-512; for estimates only.
-FLOPS = 60e9
-PROCESS_BYTES = 250 << 20
 GUESSED_WINDOWS = 50  # of the packaged texts
 # Workload options that must be equal in all arms, which score the same windows in the same rounds.
 SHARED = ("concurrency", "window_tokens", "num_windows", "texts")
@@ -42,33 +43,19 @@ class ScoringKind:
         text_windows.windows_of(experiment, resolve(experiment.model))
 
     def units(self, experiment: Experiment) -> int:
-        """Return the number of windows."""
         return len(text_windows.windows_of(experiment, resolve(experiment.model)))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot share a process, or None if they can.
-
-        Raises ``ConfigError`` if the arms differ in an option of ``SHARED``.
-        """
+        """See ``WorkloadKind``. Raises ``ConfigError`` if arms differ in one of ``SHARED``."""
         _check_shared(experiments)
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None.
-
-        Raises ``ConfigError`` if the arms differ in an option of ``SHARED``.
-        """
         _check_shared(experiments)
         return in_process_rules.live_requests([experiment.engine for experiment in experiments])
 
     def refuse_apart(self, reason: str) -> NoReturn:
-        """Refuse to run arms one after another, because the baseline's process would have ended.
-
-        Raises
-        ------
-        ConfigError
-            Always.
-        """
+        """Raise ``ConfigError``, because the baseline's process would have ended."""
         raise ConfigError(
             "workload.kind=scoring compares every arm with the baseline round by round, but the "
             f"arms would run in processes one after another: {reason}; set design.isolation=auto "
@@ -81,8 +68,10 @@ class ScoringKind:
         Raises ``EngineError`` if the arms score different windows.
         """
         from labkit.engine.engine_protocol import EngineError
-        from labkit.workload.scoring.interleaved_scoring_arms import InterleavedScoring
-        from labkit.workload.scoring.reference_exchange import OTHER_WINDOWS
+        from labkit.workload.scoring.interleaved_scoring_arms import (
+            OTHER_WINDOWS,
+            InterleavedScoring,
+        )
 
         first = experiments[0]
         windows = text_windows.windows_of(first, resolve(first.model))
@@ -92,12 +81,10 @@ class ScoringKind:
         return InterleavedScoring(_load_arms(experiments, context), windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        workload, loading = experiment.workload, _loading(experiment)
-        facts = model_footprint.from_model(experiment.model, *loading)
-        facts = facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+        workload, model = experiment.workload, footprint(experiment)
         tokens = (workload.num_windows or GUESSED_WINDOWS) * workload.window_tokens
-        seconds = START_SECONDS + 2 * 2 * facts.matmul_weights * tokens / FLOPS
-        return Estimate(seconds, PROCESS_BYTES + facts.weight_bytes)
+        seconds = START_SECONDS + 2 * 2 * model.matmul_weights * tokens / FLOPS
+        return Estimate(seconds, PROCESS_BYTES + model.weight_bytes)
 
 
 def _check_shared(experiments: Sequence[Experiment]) -> None:
@@ -125,32 +112,20 @@ def _check_server(server: OpenAIServer) -> None:
     )
 
 
-def _loading(experiment: Experiment) -> tuple[str | None, compute_dtype.MatrixStorage]:
-    engine = experiment.engine
-    return compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
-
-
 def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[ScoringArm]:
     from labkit.engine import create
     from labkit.engine.runner.shared_models import SharedModels
     from labkit.models import tokenizer
     from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
 
-    models, arms = SharedModels(), dict[int, ScoringArm]()
-    loading = list(range(len(experiments)))
-    context.order.shuffle(loading)
-    try:
-        for index in loading:
-            experiment = experiments[index]
-            with context.turn(index):
-                path = resolve(experiment.model).path
-                engine = create(experiment.engine, path, models)
-                arms[index] = ScoringArm(engine, experiment.workload, tokenizer.load(path))
-    except BaseException:
-        for arm in arms.values():
-            arm.engine.close()
-        raise
-    return [arms[index] for index in sorted(arms)]
+    models = SharedModels()
+
+    def load(index: int) -> ScoringArm:
+        path = resolve(experiments[index].model).path
+        engine = create(experiments[index].engine, path, models)
+        return ScoringArm(engine, experiments[index].workload, tokenizer.load(path))
+
+    return load_arms(len(experiments), context, load, lambda arm: arm.engine.close())
 
 
 KIND = ScoringKind()

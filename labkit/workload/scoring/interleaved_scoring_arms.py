@@ -2,17 +2,21 @@
 
 Before a round the baseline scores its windows once more, unmeasured. These log probabilities are
 the reference of the round, so only one round's reference is in memory at a time. The baseline's
-process sends it to arms in other processes (:mod:`labkit.workload.scoring.reference_exchange`).
+process sends the ``SENT_TOP`` likeliest tokens of each position to arms in other processes: 1,035
+bytes per position in base64, about 1 MB for a round of 1,024 tokens.
 After a round, each arm retains of every token its log probability (4 bytes) and, in windows of 256
 tokens, 3 bytes of its window's score.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +31,21 @@ from labkit.records.metric_registry import measured
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
-from labkit.workload.scoring.reference_exchange import SENT_TOP, exchange_reference
 from labkit.workload.tokenized_prompt import Prompt
-from labkit.workload.turn_order import Part
+from labkit.workload.turn_order import Part, TurnOrder
 from labkit.workload.workload_protocols import TurnContext
 
 # Tokens per position whose log probabilities are compared one by one. With 64 the KL divergence of
 # 4-bit weights (smollm2, vocabulary 49,152) is 20 % too small, with 1,024 5 %, with 4,096 1.3 %.
 REFERENCE_TOP = 4096
+SENT_TOP = 64  # those that are sent to other processes, with ids and float64 log probabilities
 NUM_WORST = 10  # number of worst places that are recorded with their text
 CONTEXT_TOKENS = 12  # before and after such a place
 WAIT_S = 0.05  # maximum wait for a server's response in one step
+OTHER_WINDOWS = (
+    "the arm and the baseline score different windows: workload.kind=scoring compares arms whose "
+    "models have the same tokenizer, and that have the same workload options"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +114,10 @@ class ScoringArm:
     ) -> list[PromptLogprobs]:
         """Score windows together; return their log probabilities in the same order.
 
-        Parameters
-        ----------
-        windows
-            The windows.
-        top
-            The number of likeliest tokens to return per position.
-        ids
-            For each window, token ids per position whose log probabilities are returned too. A
-            server returns its ``MAX_PROMPT_LOGPROBS`` likeliest tokens instead.
-
-        Raises
-        ------
-        InvalidOutput
-            The engine refused a window, or returned no log probabilities for it.
+        ``top``: the number of likeliest tokens to return per position. ``ids``: for each window,
+        token ids per position whose log probabilities are returned too. A server returns its
+        ``MAX_PROMPT_LOGPROBS`` likeliest tokens instead. Raises ``InvalidOutput`` if the engine
+        refused a window, or returned no log probabilities for it.
         """
         results: dict[str, PromptLogprobs] = {}
         server = self.server
@@ -274,10 +272,7 @@ class InterleavedScoring:
         return exchange_reference(self._order, windows, None if baseline is None else own)
 
     def _num_compared(self, arm: ScoringArm) -> int:
-        """Return how many tokens of each position are compared one by one for an arm.
-
-        For a server this is a maximum: only tokens that server and baseline return are compared.
-        """
+        """Return how many tokens per position are compared one by one; of a server, at most."""
         limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
         return min(limit, self._reference_width)
 
@@ -298,6 +293,56 @@ class InterleavedScoring:
         return Measurement((case,), arm.engine.counters(), values=values)
 
     def close(self) -> None:
-        """Close every arm's engine."""
         for arm in self._arms:
             arm.engine.close()
+
+
+def exchange_reference(
+    order: TurnOrder, windows: Sequence[Prompt], own: Sequence[PromptLogprobs] | None
+) -> list[PromptLogprobs]:
+    """Exchange messages between the arms' processes; return the baseline's log probabilities.
+
+    ``windows``: the windows of the round. ``own``: the log probabilities of this process's arm if
+    this arm is the baseline, else None. Raises ``InvalidOutput`` if the baseline's process has
+    ended, or it scores other windows.
+    """
+    encoded = None if own is None else [_encoded(part) for part in own]
+    value = {"windows": _digest(windows), "reference": encoded}
+    gathered, _ = order.gather([value])
+    sent = next((value for value in gathered if value["reference"] is not None), None)
+    if sent is None:
+        raise InvalidOutput("the baseline's process has ended, so there is no reference")
+    if sent["windows"] != value["windows"]:
+        raise InvalidOutput(OTHER_WINDOWS)
+    return [_decoded(part) for part in sent["reference"]]
+
+
+def _digest(windows: Sequence[Prompt]) -> str:
+    text = repr([(window.request_id, window.token_ids) for window in windows])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _encoded(part: PromptLogprobs) -> dict[str, Any]:
+    """Return the arrays of the baseline that ``prediction_distance`` needs, as JSON types."""
+    return {
+        "tokens": _base64(part.tokens, "<f8"),
+        "top": _base64(part.top, "<f8"),
+        "top_ids": _base64(part.top_ids, "<i4"),
+    }
+
+
+def _decoded(part: dict[str, Any]) -> PromptLogprobs:
+    tokens = _array(part["tokens"], "<f8")
+    rows = len(tokens)
+    top, top_ids = _array(part["top"], "<f8"), _array(part["top_ids"], "<i4")
+    return PromptLogprobs(
+        tokens, top_ids.reshape(rows, -1), top.reshape(rows, -1), np.zeros((rows, 0))
+    )
+
+
+def _base64(values: NDArray[Any], dtype: str) -> str:
+    return base64.b64encode(values.astype(dtype).tobytes()).decode()
+
+
+def _array(text: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text), dtype)

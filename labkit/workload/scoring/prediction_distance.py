@@ -42,11 +42,7 @@ def prediction_distance(baseline: PromptLogprobs, arm: PromptLogprobs) -> Predic
 
 
 def _least_kl(baseline: PromptLogprobs, arm: PromptLogprobs) -> Floats:
-    """Return the least KL divergence per row that agrees with the likeliest tokens of both.
-
-    The arm gives a token that is not among its likeliest at most the probability of the last of
-    these.
-    """
+    """Return the least KL divergence per row that agrees with the likeliest tokens of both."""
     kl = np.empty(len(baseline.top))
     for row, (ids, arm_ids) in enumerate(zip(baseline.top_ids, arm.top_ids, strict=True)):
         _, ours, theirs = np.intersect1d(ids, arm_ids, assume_unique=True, return_indices=True)

@@ -18,8 +18,7 @@ from labkit.machine import cache_dir
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.synthetic.tokenizer_corpus import corpus_texts
-from labkit.workload.prompt_cache import prompt_key
-from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.tokenized_prompt import Prompt, prompt_key
 
 MAX_FILE_BYTES = 256 << 20
 PACKAGED_TEXTS = 10  # number of texts at the start of the corpus; the rest are single questions
@@ -166,10 +165,7 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
 def _cached_table(
     key: str, length: int, make: Callable[[], NDArray[np.int32]]
 ) -> NDArray[np.int32]:
-    """Return the table of windows stored under ``key`` in the cache, or make and store it.
-
-    The file is mapped into memory, so that only the windows that are scored are read.
-    """
+    """Return the cached table of windows, made if missing. It is mapped into memory."""
     path = cache_dir.root() / "workloads" / f"{key}.npy"
     try:
         return _mapped(path, length)

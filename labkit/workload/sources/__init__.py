@@ -1,4 +1,4 @@
-"""Sources of a workload's prompts, one module for each value of ``workload.prompts.source``."""
+"""Sources of a workload's prompts, one for each value of ``workload.prompts.source``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ from labkit.config import Experiment
 from labkit.models import ModelDir
 from labkit.workload.tokenized_prompt import Prompt
 
-# Sources whose module is not named after the option's value.
-_MODULES = {"chat": "packaged_questions", "trace": "trace_source"}
+# The module and the name of the source of each value.
+_SOURCES = {
+    "synthetic": "synthetic.SOURCE",
+    "chat": "packaged_questions.SOURCE",
+    "agent": "agent.SOURCE",
+    "listed": "listed.LISTED",
+    "file": "listed.FILE",
+    "vllm_custom": "listed.VLLM_CUSTOM",
+    "sharegpt": "listed.SHAREGPT",
+    "trace": "trace_source.MOONCAKE",
+    "burstgpt": "trace_source.BURSTGPT",
+    "azure": "trace_source.AZURE",
+}
 
 
 class PromptSource(Protocol):
@@ -49,6 +60,5 @@ class SessionSource(Protocol):
 
 def source_of(experiment: Experiment) -> PromptSource:
     """Return the source that ``workload.prompts.source`` names."""
-    source = experiment.workload.prompts.source
-    module = import_module(f"labkit.workload.sources.{_MODULES.get(source, source)}")
-    return cast(PromptSource, module.SOURCE)
+    module, _, name = _SOURCES[experiment.workload.prompts.source].partition(".")
+    return cast(PromptSource, getattr(import_module(f"{__name__}.{module}"), name))

@@ -37,14 +37,10 @@ def system() -> str:
 
 
 def conversations(seed: int) -> list[tuple[list[dict[str, str]], int, int]]:
-    """Return each request's conversation.
+    """Return each request's conversation as ``(messages, output tokens, session)``.
 
-    Returns
-    -------
-    list of tuple
-        ``(messages, output tokens, session)``: the first turns of all sessions, then all second
-        turns, and so on. After the first turn, the messages are those of the session's previous
-        turn, a scripted reply and a new question.
+    The first turns of all sessions come first, then all second turns, and so on. After the first
+    turn, they are those of the session's previous turn, a scripted reply and a new question.
     """
     texts = sorted((PACKAGE_DIR / "texts").glob("*.md"))
     rng = np.random.default_rng([seed, 3])

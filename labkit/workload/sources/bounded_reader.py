@@ -1,35 +1,58 @@
-"""Read large text files of requests piece by piece, as untrusted data.
+"""Read files of requests as untrusted data.
 
-A published trace may be a gigabyte large, and a workload needs only its beginning. So reading stops
-after the requests that are needed, and no line or item may exceed a limit.
+A published trace may be a gigabyte large, and a workload needs only its beginning. So tables and
+JSON arrays are read piece by piece. Reading stops after the requests that are needed, and no line
+or item may exceed a limit. Files of JSON lines are written by users and read as a whole.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
 
-from labkit.config import ConfigError, Experiment, count_text, require
+from labkit.config import ConfigError, Experiment, count_text, from_plain, require
 from labkit.config.requests import MAX_REQUESTS
 from labkit.machine.exception_text import one_line
 from labkit.machine.file_digest import FileState, file_state
 
+T = TypeVar("T")
 MAX_LINE_CHARACTERS = 1 << 16  # of a table
 MAX_ITEM_CHARACTERS = 16 << 20  # of a JSON array
 CHUNK_CHARACTERS = 1 << 20
+MAX_FILE_BYTES = 256 << 20  # of JSON lines
+MAX_QUOTE_LENGTH = 200  # characters of a line that an error message quotes
 SPACE = " \t\r\n"
 
 
-def limit(experiment: Experiment) -> int:
-    """Return the number of requests to read: ``workload.num_requests`` if it is set.
+def first_requests(experiment: Experiment, read: Callable[[str], Iterator[T]]) -> tuple[T, ...]:
+    """Return the requests that ``read`` yields of the workload's file, as many as it needs.
 
-    Otherwise the number is :data:`MAX_REQUESTS` plus 1, so that :func:`refuse_more` notices a file
-    with too many requests.
+    They are ``workload.num_requests`` or, if that is not set, all. Raises ``ConfigError`` if the
+    file has no request, or more than a workload may have.
     """
-    return experiment.workload.num_requests or MAX_REQUESTS + 1
+    path = experiment.workload.prompts.path or ""
+    # One more than a workload may have, so that a file with too many is noticed.
+    limit = experiment.workload.num_requests or MAX_REQUESTS + 1
+    return _first_requests(path, read, limit, state_of(path))
+
+
+@lru_cache(maxsize=8)
+def _first_requests(
+    path: str, read: Callable[[str], Iterator[T]], limit: int, state: FileState
+) -> tuple[T, ...]:
+    requests = tuple(islice(read(path), limit))
+    require(bool(requests), f"{path} has no requests")
+    require(
+        len(requests) <= MAX_REQUESTS,
+        f"{path} has more than {MAX_REQUESTS:,} requests; set workload.num_requests",
+    )
+    return requests
 
 
 def state_of(path: str) -> FileState:
@@ -40,15 +63,6 @@ def state_of(path: str) -> FileState:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
     require(Path(path).is_file(), f"workload.prompts.path={path} is not a file")
     return state
-
-
-def refuse_more(path: str, items: Sequence[object]) -> None:
-    """Raise :class:`ConfigError` if a file has no request, or more than a workload may have."""
-    require(bool(items), f"{path} has no requests")
-    require(
-        len(items) <= MAX_REQUESTS,
-        f"{path} has more than {MAX_REQUESTS:,} requests; set workload.num_requests",
-    )
 
 
 def table_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -119,10 +133,7 @@ def array_items(path: str) -> Iterator[tuple[str, Any]]:
 def _item(
     where: str, path: str, file: IO[str], text: str, decoder: json.JSONDecoder
 ) -> tuple[Any, str]:
-    """Decode the item at the start of ``text``, and read more of the file if it is incomplete.
-
-    Returns the item and the text after the item.
-    """
+    """Decode the item at the start of ``text``, reading more; return it and the text after it."""
     while True:
         try:
             item, end = decoder.raw_decode(text)
@@ -170,6 +181,95 @@ def _open(path: str) -> IO[str]:
         return open(path, encoding="utf-8-sig", newline="")
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
+
+
+def read_json_lines(
+    experiment: Experiment, kind: type[T], *, other_keys: bool = False
+) -> tuple[T, ...]:
+    """Return one instance of the dataclass ``kind``, which validates it, per line of the file.
+
+    With ``other_keys``, a line may have keys that ``kind`` lacks, which are ignored. Raises
+    ``ConfigError`` if the file cannot be read, or a line is invalid. The message names the file and
+    for an invalid line the line, the key and the allowed values.
+    """
+    path = experiment.workload.prompts.path or ""
+    state = state_of(path)
+    require(
+        state.size <= MAX_FILE_BYTES,
+        f"{path} has {state.size:,} bytes; it must have at most {MAX_FILE_BYTES:,}",
+    )
+    return _json_lines(path, kind, other_keys, state)  # type: ignore[arg-type]
+
+
+def line_number(path: str, index: int) -> int:
+    """Return the number of the line that holds a file's request ``index``, counted from 0.
+
+    The file must have been read before.
+    """
+    lines = Path(path).read_text("utf-8-sig").split("\n")
+    return [number for number, line in enumerate(lines, 1) if line.strip()][index]
+
+
+@lru_cache(maxsize=4)
+def _json_lines(path: str, kind: type[T], other_keys: bool, state: FileState) -> tuple[T, ...]:
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
+    items = tuple(_checked_lines(path, text, kind, other_keys))
+    require(bool(items), f"{path} has no requests")
+    return items
+
+
+def _checked_lines(path: str, text: str, kind: type[T], other_keys: bool) -> Iterator[T]:
+    allowed = [item.name for item in fields(kind)]  # type: ignore[arg-type]
+    count = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        count += 1
+        where = f"{path}, line {number}"
+        require(
+            count <= MAX_REQUESTS, f"{where}: the file must have at most {MAX_REQUESTS:,} requests"
+        )
+        data = _object(where, line)
+        if other_keys:
+            data = {key: value for key, value in data.items() if key in allowed}
+        unknown = next((key for key in data if key not in allowed), None)
+        require(
+            unknown is None,
+            f"{where}: no key {_short(unknown)!r}; the keys are: {', '.join(allowed)}",
+        )
+        try:
+            yield from_plain(kind, data)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {_short(error)}") from None
+
+
+def _object(where: str, line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not valid JSON: {one_line(error)}") from None
+    require(isinstance(data, dict), f"{where} is not a JSON object")
+    return dict(data)
+
+
+def _short(quote: object) -> str:
+    """Return ``quote`` as text of at most ``MAX_QUOTE_LENGTH`` characters, cut if it is longer."""
+    text = str(quote)
+    return text if len(text) <= MAX_QUOTE_LENGTH else f"{text[:MAX_QUOTE_LENGTH]}..."
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"it has the key {_short(twice)!r} twice")
+    return members
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -47,10 +47,7 @@ def questions() -> tuple[Question, ...]:
 
 
 def _text(entry: dict[str, Any]) -> str:
-    """Return the text of an entry of questions.json, or the empty string for a general question.
-
-    The entry's ``paragraphs`` [first, last] selects a part of the text, both ends included.
-    """
+    """Return the entry's text or its paragraphs [first, last] of it; empty if it has none."""
     if "text" not in entry:
         return ""
     text = (PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text("utf-8").strip()

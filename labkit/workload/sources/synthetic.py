@@ -9,8 +9,7 @@ import numpy as np
 
 from labkit.config import Experiment, Prompts, to_plain
 from labkit.models import ModelDir
-from labkit.workload import request_lengths
-from labkit.workload.tokenized_prompt import Prompt, take_first
+from labkit.workload.tokenized_prompt import Prompt, draw_lengths, prompts_seed, take_first
 
 GROUP, ANSWER = 4, 5  # numbers of the random streams of shared prefixes and of answers
 
@@ -27,11 +26,11 @@ class SyntheticSource:
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         prompts = experiment.workload.prompts
-        options = {**to_plain(prompts), "seed": _seed(experiment)}
+        options = {**to_plain(prompts), "seed": prompts_seed(experiment)}
         return {**options, "count": len(take_first(experiment, range(prompts.requests)))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        seed, prompts = _seed(experiment), experiment.workload.prompts
+        seed, prompts = prompts_seed(experiment), experiment.workload.prompts
         rng = np.random.default_rng(seed)
         drawn = _drawn(prompts, rng)
         ids = _turns(prompts, drawn, rng, seed, model.vocab_size)
@@ -52,7 +51,7 @@ class SyntheticSource:
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         prompts = experiment.workload.prompts
-        drawn = _drawn(prompts, np.random.default_rng(_seed(experiment)))
+        drawn = _drawn(prompts, np.random.default_rng(prompts_seed(experiment)))
         lengths, past = [], 0
         for index, (prompt, output) in enumerate(drawn):
             past = (past if index % prompts.turns else prompts.prefix_tokens) + prompt
@@ -61,14 +60,9 @@ class SyntheticSource:
         return take_first(experiment, lengths)
 
 
-def _seed(experiment: Experiment) -> int:
-    own = experiment.workload.prompts.seed
-    return experiment.seed if own is None else own
-
-
 def _drawn(prompts: Prompts, rng: np.random.Generator) -> list[tuple[int, int]]:
-    own = request_lengths.draw(prompts.input, rng, prompts.requests)
-    return list(zip(own, request_lengths.draw(prompts.output, rng, prompts.requests), strict=True))
+    own = draw_lengths(prompts.input, rng, prompts.requests)
+    return list(zip(own, draw_lengths(prompts.output, rng, prompts.requests), strict=True))
 
 
 def _turns(

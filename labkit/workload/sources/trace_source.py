@@ -1,29 +1,34 @@
-"""Requests of a recorded trace: lengths, arrival times and hashes of 512-token blocks.
+"""Requests of recorded traces: lengths and arrival times, without texts.
 
-The format is that of Mooncake's published traces (Qin et al., FAST 2025). A trace has no texts.
-:class:`TraceSource` also serves the formats of :mod:`.burstgpt` and :mod:`.azure`, without hashes.
-Each block's tokens are drawn from the seed and the block's hash, so prompts share exactly the
-prefixes that they shared when the trace was recorded.
+The formats are those of Mooncake (Qin et al., FAST 2025: JSON lines), whose hashes of 512-token
+blocks are known too, of BurstGPT (Wang et al., 2024: CSV), and of Azure's public LLM inference
+traces (Patel et al., 2024; Stojkovic et al., 2025: CSV). Each block's tokens are drawn from the
+seed and the block's hash, so prompts share exactly the prefixes that they shared when the trace was
+recorded. Prompts without hashes share nothing. A request of a CSV file whose prompt or output has
+no tokens failed when the trace was recorded, and is left out.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from labkit.config import Experiment, count_text, require
+from labkit.config import ConfigError, Experiment, count_text, require
 from labkit.config.option import Group, option
 from labkit.config.requests import MAX_LENGTH_TOKENS, MAX_TIMESTAMP_MS
 from labkit.models import ModelDir
-from labkit.workload.sources import json_lines
-from labkit.workload.tokenized_prompt import Prompt, take_first
+from labkit.workload.sources import bounded_reader
+from labkit.workload.tokenized_prompt import Prompt, prompts_seed, take_first
 
 HASH_BLOCK_TOKENS = 512  # prompt tokens that one hash covers
 SEED_STREAM = 8  # number of this source's random stream, used together with the seed
+MAX_COUNT = 10**12  # a larger number is a mistake, and its digits would fill the message
 
 
 @dataclass
@@ -71,7 +76,7 @@ class TraceSource:
             "source": experiment.workload.prompts.source,
             "lines": lines,
             "scale": scale,
-            "seed": _seed(experiment),
+            "seed": prompts_seed(experiment),
         }
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
@@ -85,7 +90,7 @@ class TraceSource:
             for place, key in enumerate(keys):
                 end = round((place + 1) * HASH_BLOCK_TOKENS * scale) if line.hash_ids else prompt
                 count = max(0, min(end, prompt) - len(ids))
-                rng = np.random.default_rng([_seed(experiment), SEED_STREAM, *key])
+                rng = np.random.default_rng([prompts_seed(experiment), SEED_STREAM, *key])
                 ids += rng.integers(0, model.vocab_size, count).tolist()
             requests.append(Prompt(f"r{index:03d}", tuple(ids), output, None, line.timestamp))
         return tuple(requests)
@@ -111,13 +116,62 @@ class TraceSource:
         return lengths
 
 
-def _seed(experiment: Experiment) -> int:
-    own = experiment.workload.prompts.seed
-    return experiment.seed if own is None else own
+@dataclass(frozen=True)
+class LengthTable:
+    """The format of a trace that is a CSV file: its columns, and how to read its times."""
+
+    # Names of the columns of arrival times, prompt tokens and output tokens.
+    columns: tuple[str, str, str]
+    # Converts the text of an arrival time to seconds since any origin. It raises ``ValueError`` if
+    # the text is not a time.
+    seconds: Callable[[str], float]
+
+    def source(self) -> TraceSource:
+        """Return the prompt source that reads files of this format."""
+        return TraceSource(lambda e: bounded_reader.first_requests(e, self.requests))
+
+    def requests(self, path: str) -> Iterator[TraceLine]:
+        """Yield a file's requests, timed from the first; raise ``ConfigError`` at a bad line."""
+        start: float | None = None
+        for where, (time, *lengths) in bounded_reader.table_rows(path, self.columns):
+            seconds = self._time(where, time)
+            prompt, output = (
+                _count(where, *named) for named in zip(self.columns[1:], lengths, strict=True)
+            )
+            if not (prompt and output):
+                continue
+            start = seconds if start is None else start
+            try:
+                yield TraceLine(round((seconds - start) * 1e3, 3), prompt, output)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+
+    def _time(self, where: str, text: str) -> float:
+        try:
+            seconds = self.seconds(text)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            raise ConfigError(f"{where}: {self.columns[0]} is {text[:40]!r}, not a time")
+        return seconds
 
 
-def _mooncake(experiment: Experiment) -> Sequence[TraceLine]:
-    return json_lines.read(experiment.workload.prompts.path or "", TraceLine)
+def _count(where: str, name: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 <= value <= MAX_COUNT and value.is_integer()):
+        raise ConfigError(f"{where}: {name} is {text[:40]!r}, not a whole number of 0 or more")
+    return int(value)
 
 
-SOURCE = TraceSource(_mooncake)
+def _azure_seconds(text: str) -> float:
+    """Read a date and time with up to seven decimals, with or without an offset from UTC."""
+    time = datetime.fromisoformat(text.strip())
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+MOONCAKE = TraceSource(lambda e: bounded_reader.read_json_lines(e, TraceLine))
+BURSTGPT = LengthTable(("Timestamp", "Request tokens", "Response tokens"), float).source()
+AZURE = LengthTable(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_seconds).source()

@@ -44,7 +44,6 @@ class VideoKind:
         clip_library.sources(experiment.workload)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that these arms cannot be interleaved, or None."""
         first, *others = (e.workload for e in experiments)
         for name in SHARED:
             if any(getattr(w, name) != getattr(first, name) for w in others):
@@ -52,14 +51,10 @@ class VideoKind:
         return None
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return the reason that the arms cannot take turns in processes of their own, or None."""
         return self.apart(experiments)
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Return the interleaved arms.
-
-        Synthesises missing clips, and loads the model if questions are configured.
-        """
+        """Synthesise missing clips, and load the model if questions are configured."""
         from labkit.workload.video import clip_library, video_quiz
         from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 
@@ -91,10 +86,7 @@ class VideoKind:
 
 
 def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield each clip's frames, GOP length, pixels per frame, frames to pick and requests.
-
-    A user's clips are not opened; their sizes are guessed.
-    """
+    """Yield a clip's frames, GOP, pixels, frames to pick and requests; a user's are guessed."""
     clips = workload.made
     if workload.clips is not None:
         from labkit.workload.video import clip_library

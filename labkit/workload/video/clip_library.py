@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +37,9 @@ class ClipSource:
 
     def read_through(self) -> None:
         """Read the file once, so that the operating system caches it before any request."""
-        try:
-            with self.path.open("rb") as file:
-                while file.read(CHUNK):
-                    pass
-        except OSError:
-            pass  # the clip's requests will fail with the reason
+        with suppress(OSError), self.path.open("rb") as file:  # the requests will say so
+            while file.read(CHUNK):
+                pass
 
 
 def sources(workload: Workload) -> list[ClipSource]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -190,17 +191,10 @@ class OpenClip:
             for packet in packets:
                 time = packet.dts if packet.pts is None else packet.pts
                 if time == target_time:
-                    return _chained(packet, packets)
+                    return chain([packet], packets)
                 if packet.dts is not None and packet.dts > frame_index.decode_times[place]:
                     break
         raise Undecodable(f"the keyframe at frame {place} cannot be found by seeking")
-
-
-def _chained(
-    first: Packet[VideoStream], rest: Iterator[Packet[VideoStream]]
-) -> Iterator[Packet[VideoStream]]:
-    yield first
-    yield from rest
 
 
 @contextmanager
@@ -238,10 +232,7 @@ def _reason(error: Exception) -> str:
 
 
 def refuse_damaged(frame: VideoFrame) -> None:
-    """Refuse a frame that the decoder flags as damaged.
-
-    Raises ``Undecodable`` if the frame is flagged as damaged.
-    """
+    """Raise ``Undecodable`` if the decoder flags the frame as damaged."""
     if frame.is_corrupt:
         raise Undecodable(f"the frame with timestamp {frame.pts} is damaged")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.config import Clip, ConfigError, to_plain
 from labkit.config.extras import DISTRIBUTION
@@ -27,6 +28,7 @@ from labkit.workload.video.event_visibility import event_frames
 if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
+Mask = NDArray[np.bool_]
 FORMAT = 2  # version of the drawing and the encoding; part of a clip's key in the cache
 ENCODER = "libx264"
 # A constant quantiser: with x264's rate control and macroblock tree, one in ten to forty encodes of
@@ -144,21 +146,13 @@ def _ground(clip: Clip) -> Pixels:
     return np.concatenate([tile, tile], axis=1).astype(np.uint8)
 
 
-def _disc(size: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+def _disc(size: int) -> Mask:
     middle = (size - 1) / 2
     rows, columns = np.mgrid[:size, :size]
-    inside: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = (rows - middle) ** 2 + (
-        columns - middle
-    ) ** 2 <= (size / 2) ** 2
+    inside: Mask = (rows - middle) ** 2 + (columns - middle) ** 2 <= (size / 2) ** 2
     return inside
 
 
-def _stamp(
-    picture: Pixels,
-    shape: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
-    left: int,
-    top: int,
-    colour: tuple[int, int, int],
-) -> None:
+def _stamp(picture: Pixels, shape: Mask, left: int, top: int, colour: tuple[int, int, int]) -> None:
     height, width = shape.shape
     picture[top : top + height, left : left + width][shape] = colour

@@ -128,10 +128,7 @@ def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) ->
 
 
 def _opencv(path: Path, num_frames: int, threads: int) -> DecodedFrames:
-    """Decode with OpenCV: grab all frames up to the last pick, and retrieve the picks.
-
-    The baseline of the article behind ``ablation=keyframes`` does the same.
-    """
+    """Decode with OpenCV, as the article behind ``ablation=keyframes`` does."""
     import cv2
 
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, threads])

@@ -44,25 +44,13 @@ def picks_exact_positions(how: FramePicks) -> bool:
 def pick_frames(
     how: FramePicks, frames: int, keyframes: Sequence[int], num_frames: int
 ) -> list[int]:
-    """Return the indices of the picked frames, in order.
+    """Return the indices of ``num_frames`` picked frames of a clip of ``frames`` frames, in order.
 
-    Parameters
-    ----------
-    how
-        The pick method. ``stream`` and ``seek`` pick frames spread evenly over the clip.
-        ``keyframes`` spreads the picks evenly over the list of keyframes, not over time: with two
-        keyframes and 16 picks, each keyframe is picked 8 times. ``keyframes_unique`` does the same
-        without repetitions. ``nearest`` picks the keyframe nearest to each evenly spread position,
-        or the earlier of two equally near ones.
-    frames, keyframes
-        The clip's number of frames, and the indices of its keyframes, ascending.
-    num_frames
-        The number of frames to pick.
-
-    Raises
-    ------
-    Undecodable
-        The method needs keyframes and the clip has none.
+    ``stream`` and ``seek`` pick frames spread evenly over the clip. ``keyframes`` spreads the picks
+    evenly over the list of keyframes (indices, ascending), not over time: with two keyframes and 16
+    picks, each keyframe is picked 8 times. ``keyframes_unique`` does the same without repetitions.
+    ``nearest`` picks the keyframe nearest to each evenly spread position, or the earlier of two
+    equally near ones. Raises ``Undecodable`` if the method needs keyframes and the clip has none.
     """
     if picks_exact_positions(how):
         return positions(frames, num_frames)
@@ -132,18 +120,10 @@ def decoder_runs(
     return [DecodeRun(pick, (pick,)) for pick in different]
 
 
-@dataclass(frozen=True)
-class Distances:
-    """Distances of picks from the exact positions: mean and maximum, in frames and in ms."""
-
-    mean_frames: float
-    max_frames: int
-    mean_ms: float
-    max_ms: float
-
-
-def distances(picks: Sequence[int], exact: Sequence[int], seconds: Sequence[float]) -> Distances:
-    """Return the distances of picks from exact positions.
+def distances(
+    picks: Sequence[int], exact: Sequence[int], seconds: Sequence[float]
+) -> dict[str, float]:
+    """Return the mean and the maximum distance of picks from exact positions, for the record.
 
     ``seconds``: the presentation time of each frame. If the numbers of picks and positions differ,
     each position is compared with its nearest pick.
@@ -155,9 +135,9 @@ def distances(picks: Sequence[int], exact: Sequence[int], seconds: Sequence[floa
     )
     frames = [abs(pick - position) for pick, position in pairs]
     ms = [1e3 * abs(seconds[pick] - seconds[position]) for pick, position in pairs]
-    return Distances(fmean(frames), max(frames), fmean(ms), max(ms))
-
-
-def repeated(picks: Sequence[int]) -> int:
-    """Return the number of picks that repeat an earlier pick."""
-    return len(picks) - len(set(picks))
+    return {
+        "distance_frames": fmean(frames),
+        "most_frames": max(frames),
+        "distance_ms": round(fmean(ms), 3),
+        "most_ms": round(max(ms), 3),
+    }

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import FramePicks, Workload
+from labkit.config import Workload
 from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
 from labkit.workload.measurement import InvalidOutput, Measurement
@@ -26,7 +26,7 @@ from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import DecodeCounts, Pixels
 from labkit.workload.video.event_visibility import shares
-from labkit.workload.video.frame_selection import Undecodable
+from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.workload_protocols import TurnContext
 
@@ -64,18 +64,10 @@ class ClipSamples:
 class InterleavedVideo:
     """The interleaved requests of several arms for the same clips; see ``InterleavedArms``.
 
-    Parameters
-    ----------
-    arms
-        The arms' workloads, which differ in how frames are picked and decoded.
-    sources
-        Every arm's clips, with the same names in the same order.
-    context
-        See ``TurnContext``.
-    decode_frames
-        Serves a request; a parameter so that tests can inject faults.
-    quiz
-        Asks a model questions about the picked frames. None: no questions are asked.
+    ``arms``: the workloads, which differ in how frames are picked and decoded. ``sources``: every
+    arm's clips, with the same names in the same order. ``decode_frames``: serves a request; a
+    parameter so that tests can inject faults. ``quiz``: asks a model questions about the picked
+    frames; None: no questions are asked.
     """
 
     def __init__(
@@ -102,7 +94,9 @@ class InterleavedVideo:
         for source in mine:
             source.read_through()
         smallest = min(range(len(mine)), key=lambda clip: mine[clip].bytes)
-        for arm in self._in_random_order():
+        arms = list(range(len(self._arms)))
+        self._context.order.shuffle(arms)
+        for arm in arms:
             source = self._sources[arm][smallest]
             with self._context.turn(arm):
                 for _ in range(self._arms[arm].warmup):
@@ -141,11 +135,6 @@ class InterleavedVideo:
     def _served(self, arm: int) -> list[str]:
         clips = zip(self._sources[arm], self._samples[arm], strict=True)
         return [source.name for source, samples in clips if samples.served]
-
-    def _in_random_order(self) -> list[int]:
-        arms = list(range(len(self._arms)))
-        self._context.order.shuffle(arms)
-        return arms
 
     def _request(self, arm: int, clip: int, position: int) -> None:
         """Time one request, and check its frames against the arm's first request for the clip."""
@@ -207,11 +196,7 @@ class InterleavedVideo:
             if value:
                 counters[f"video.{name}"] += value
         counters["video.frames_picked"] += len(picks)
-        if workload.picks in (
-            FramePicks.keyframes,
-            FramePicks.nearest,
-            FramePicks.keyframes_unique,
-        ):
+        if not picks_exact_positions(workload.picks):
             counters["video.keyframes_alone"] += counts.frames_decoded
 
     def _job(self, arm: int, clips: Collection[str]) -> tuple[int, float] | None:

@@ -25,7 +25,6 @@ from labkit.workload.video.frame_selection import (
     pick_frames,
     picks_exact_positions,
     positions,
-    repeated,
 )
 
 MAX_LISTED_STRETCHES = 200  # with more ranges of keyframes, a record does not list them
@@ -157,7 +156,6 @@ class Reference:
         frame_index, picks = self.frame_index, arm_frames.picks
         listed = strided_ranges(frame_index.keyframes)
         counts, counts_known = vars(arm_frames.counts), arm_frames.counts.packets_read > 0
-        far = distances(picks, positions(len(frame_index), num_frames), frame_index.seconds)
         return {
             "frames": len(frame_index),
             "seconds": round(frame_index.seconds[-1], 6),
@@ -167,9 +165,6 @@ class Reference:
                 name: n if counts_known or name == "frames_decoded" else None
                 for name, n in counts.items()
             },
-            "repeated": repeated(picks),
-            "distance_frames": far.mean_frames,
-            "most_frames": far.max_frames,
-            "distance_ms": round(far.mean_ms, 3),
-            "most_ms": round(far.max_ms, 3),
+            "repeated": len(picks) - len(set(picks)),
+            **distances(picks, positions(len(frame_index), num_frames), frame_index.seconds),
         }

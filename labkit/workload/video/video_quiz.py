@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from labkit.config import ConfigError, Workload, require
 from labkit.workload.video.clip_reader import Pixels
@@ -100,13 +100,6 @@ def check(workload: Workload, clips: Collection[str]) -> None:
     )
 
 
-class VisionModel(Protocol):
-    """A model that answers a question about frames."""
-
-    def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
-        """Return the answer's text, of one token or a few."""
-
-
 class MlxVlm:
     """A vision-language model that mlx-vlm loads and runs."""
 
@@ -118,6 +111,7 @@ class MlxVlm:
         self._config = load_config(path)
 
     def answer(self, frames: Sequence[Pixels], prompt: str) -> str:
+        """Return the answer to a question about frames: its text, of one token or a few."""
         from mlx_vlm import generate
         from mlx_vlm.prompt_utils import apply_chat_template
         from PIL import Image
@@ -135,7 +129,7 @@ class VideoQuiz:
     """A set of questions, and the model that answers them."""
 
     questions: Sequence[VideoQuestion]
-    model: VisionModel
+    model: MlxVlm
 
     def about(self, clip: str) -> bool:
         """Return whether there is a question about a clip."""

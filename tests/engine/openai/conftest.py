@@ -15,9 +15,8 @@ from stub_server import Stub
 from labkit import config
 from labkit.engine import openai
 from labkit.engine.request import Request, SamplingParams
-from labkit.workload.requests.load_generator import LoadGenerator
+from labkit.workload.requests.load_generator import LoadGenerator, RequestSchedule
 from labkit.workload.requests.memory_timeline import MemoryTimeline
-from labkit.workload.requests.request_schedule import RequestSchedule
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import create, openai
-from labkit.models.detokenizer import Detokenizer
+from labkit.models.tokenizer import Detokenizer
 
 TEXTS = ("The river runs", "A clock on the wall of the kitchen", "One")
 NEEDS = {"mlx_lm": "mlx_lm", "labkit": "uvicorn", "xllamacpp": "xllamacpp"}

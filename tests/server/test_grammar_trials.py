@@ -16,8 +16,12 @@ from in_process import post, run_scenario
 from labkit import config
 from labkit.server import task_processes
 from labkit.server.constraints import grammar_trial_worker
-from labkit.server.constraints.grammar_compiler import GrammarError, GrammarSource
-from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
+from labkit.server.constraints.grammar_compiler import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarSource,
+)
+from labkit.server.constraints.structured_output import GrammarProcesses
 from labkit.server.types.api_error import ApiError
 
 GOOD = GrammarSource("json_schema", '{"type": "object"}')
@@ -45,7 +49,8 @@ def run(scenario, chat_model, **limits):
 
     async def main():
         processes = GrammarProcesses(
-            config.Server(**limits), chat_model / "tokenizer.json", 4096, [4095]
+            config.Server(**limits),
+            GrammarCompiler(str(chat_model / "tokenizer.json"), 4096, [4095]),
         )
         assert children() == []  # they start when they are first needed
         try:
@@ -96,8 +101,8 @@ def answers(chat_model, eos_token, monkeypatch):
     """Return what the worker's process answers to a grammar."""
     monkeypatch.setattr(os, "nice", lambda niceness: 0)  # this process goes on as it was
     path = str(chat_model / "tokenizer.json")
-    setup = {"tokenizer_json": path, "vocab_size": 4096, "eos_token_ids": [eos_token]}
-    return grammar_trial_worker.prepare(setup)
+    compiler = dataclasses.asdict(GrammarCompiler(path, 4096, [eos_token]))
+    return grammar_trial_worker.prepare({"compiler": compiler})
 
 
 def test_a_grammar_with_slow_masks_is_refused(chat_model, monkeypatch):
@@ -247,14 +252,14 @@ def test_the_server_stops_although_a_grammar_compiles(chat_model):
 
 
 PARENT = """\
-import asyncio, pathlib
+import asyncio
 from labkit import config
-from labkit.server.constraints.grammar_compiler import GrammarSource
-from labkit.server.constraints.grammar_trial_processes import GrammarProcesses
+from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarSource
+from labkit.server.constraints.structured_output import GrammarProcesses
 
 async def main():
     options = config.Server(grammar_timeout_s=600, grammar_memory_bytes=1 << 40)
-    processes = GrammarProcesses(options, pathlib.Path({path!r}), 4096, [4095])
+    processes = GrammarProcesses(options, GrammarCompiler({path!r}, 4096, [4095]))
     await processes.check({good!r})
     print(processes._pool._idle[0]._process.pid, flush=True)
     await processes.check({endless!r})

@@ -17,7 +17,7 @@ from labkit.records import read_runs
 from labkit.records.kl_histogram import decode_histogram
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.scoring import KIND
-from labkit.workload.scoring.reference_exchange import SENT_TOP
+from labkit.workload.scoring.interleaved_scoring_arms import SENT_TOP
 from labkit.workload.turn_order import Round
 from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
 
