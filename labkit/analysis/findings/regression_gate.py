@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import significant_text, unit_name, value_text
+from labkit.analysis.number_format import markdown_text, significant_text, unit_name, value_text
 from labkit.config import require
 
 
@@ -126,13 +126,13 @@ def _line(result: RowResult) -> str:
     effect = "" if one.effect_pct is None else f"{one.effect_pct:+.1f}"
     reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
     base = f"{value_text(row.median(one.baseline), row.unit)} {unit_name(row.unit)}"
-    cells = (result.subject, row.case, row.metric, base, effect, interval, p)
-    words = " | ".join(map(_cell, cells))
-    return f"| {words} | {TITLES[result.outcome].lower()}{reason} |"
+    outcome = f"{TITLES[result.outcome].lower()}{reason}"
+    cells = (result.subject, row.case, row.metric, base, effect, interval, p, outcome)
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|")
+    return markdown_text(str(text).replace("|", "\\|").replace("\n", " "))
 
 
 def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:
