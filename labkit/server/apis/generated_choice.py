@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.service import Service
+from labkit.server.types.api_error import invalid
 from labkit.server.types.openai_types import PromptTokensDetails, TokenLogprob, TopLogprob, Usage
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 MAX_LOGPROBS_ON_LOOP = 1000  # of a body that is built on the event loop, in about 3 ms
+MAX_LOGPROBS_PER_RESPONSE = 1 << 18  # in a body of about 20 MB
 
 
 @dataclass(slots=True)
@@ -44,11 +46,21 @@ class GeneratedChoice:
 
 
 async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
-    """Wait until all ``count`` choices have ended and return them."""
-    choices = [GeneratedChoice() for _ in range(count)]
+    """Wait until all ``count`` choices have ended and return them.
+
+    Raises ``ApiError`` if they have more than ``MAX_LOGPROBS_PER_RESPONSE`` log probabilities.
+    """
+    choices, num_logprobs = [GeneratedChoice() for _ in range(count)], 0
     async for outputs in generation.outputs():
         for output in outputs:
             choices[output.index].add(output)
+            num_logprobs += 0 if output.logprobs is None else 1 + len(output.logprobs.top)
+        if num_logprobs > MAX_LOGPROBS_PER_RESPONSE:
+            raise invalid(
+                f"the response has more than {MAX_LOGPROBS_PER_RESPONSE} log probabilities; set "
+                "max_tokens lower, or stream=true",
+                "logprobs",
+            )
     return choices
 
 

@@ -12,12 +12,11 @@ from msgspec import UNSET, UnsetType
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.apis.generated_choice import clamp_logprob
+from labkit.server.apis.generated_choice import MAX_LOGPROBS_PER_RESPONSE, clamp_logprob
 from labkit.server.generation.service import Service
 from labkit.server.types.api_error import ApiError, invalid
 from labkit.server.types.openai_types import PromptLogprob, PromptLogprobObjects
 
-MAX_LOGPROBS_PER_RESPONSE = 1 << 18  # in a body of about 20 MB
 _encode = msgspec.json.Encoder().encode
 
 
