@@ -15,7 +15,7 @@ from typing import NoReturn
 from labkit import __version__
 from labkit.cli import config_printer, run_study
 from labkit.cli.hydra_arguments import parse
-from labkit.cli.program_base import PIPE_CLOSED, write_utf8
+from labkit.cli.program_base import discard_output, write_utf8
 from labkit.cli.run_study import say
 from labkit.cli.study_composer import register
 from labkit.config import ConfigError
@@ -28,18 +28,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run ``python -m labkit`` (and the console script ``labkit``)."""
     write_utf8()
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if "--version" in words:
-        print(f"labkit {__version__}")
-        sys.exit(0)
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where ``package.module:Class`` is found
     try:
-        command = parse(words)
-        if command.only_prints:
-            config_printer.print_config(command)
-            sys.exit(0)
-        register()
-        sys.exit(run_study.run(command))
+        status = _run(words)
+        sys.stdout.flush()  # at exit, Python would print a traceback if nobody reads
+        sys.exit(status)
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(130)
@@ -47,10 +39,24 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         say(str(error))
         sys.exit(2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(PIPE_CLOSED)
+        sys.exit(discard_output())
     except Exception as error:
         _exit_with(error, words)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    if "--version" in words:
+        print(f"labkit {__version__}")
+        return 0
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where ``package.module:Class`` is found
+    command = parse(words)
+    if command.only_prints:
+        config_printer.print_config(command)
+        return 0
+    register()
+    return run_study.run(command)
 
 
 def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:

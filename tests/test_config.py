@@ -360,6 +360,8 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Case("c", decode=1, context=1, past=4), "past needs prefill"),
         (lambda: Case("c"), "no requests"),
         (lambda: Ablation(arms={"control": {}}), "ablation.arms.control"),
+        (lambda: Ablation(arms={"Control": {}}), "ablation.arms.Control: this is the A/A arm"),
+        (lambda: Ablation(arms={"Map": {}, "a": {}, "map": {}}), "only its case differs from Map"),
         (lambda: Ablation(arms={"on": {}}), "ablation.arms.on"),
         (lambda: Ablation(arms={"a b": {}}), "'a b' is not a valid name"),
         (lambda: Ablation(arms={"我" * 51: {}}), "must have at most 150 bytes"),

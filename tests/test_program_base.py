@@ -1,5 +1,9 @@
 """The frame of the command-line programs."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from labkit.cli.program_base import Program, print_error, print_notes
@@ -64,3 +68,16 @@ def test_a_closed_pipe_is_no_verdict(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.stdout", output)
         ended = Program(prog="python -m labkit.x").run([], body, failed=(OSError,), failed_status=1)
     assert ended == 141
+
+
+@pytest.mark.parametrize("words", [["labkit", "--version"], ["labkit.report", "--help"]])
+def test_a_program_whose_output_nobody_reads_ends_quietly(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with open(writer, "w") as output:
+        command = [sys.executable, "-m", *words]
+        ended = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, env=buffered
+        )
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -141,6 +141,13 @@ def test_numbers_of_the_summary_have_the_digits_and_signs_of_every_table():
     assert "| 0.00 | −0.04 to +0.04 | 1.00 |" in text.splitlines()[6]
 
 
+def test_a_reason_in_the_table_is_shown_as_it_is():
+    reason = "outputs differ: </s> | <b>\nat 3"
+    results = list(row_results("chat", cell("invalid", reason=reason), "head"))
+    line = markdown("b against a", {"chat": results}, 2).splitlines()[6]
+    assert line.endswith(r"| undecided (outputs differ: \</s> \| \<b> at 3) |")
+
+
 def test_the_summary_has_a_picture_in_characters():
     results = [*row_results("chat", cell("worse", -4.0, -1.0), "head")]
     *_, fence, bar, scale, end = markdown("b against a", {"chat": results}, 2).splitlines()

@@ -11,6 +11,7 @@ from typing import Any
 MINUS = "−"
 UNIT_NAMES = {"us": "µs", "bytes": "MiB"}
 UNKNOWN = "–"
+HTML_TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
 def round_digits(value: float) -> float:
@@ -134,6 +135,11 @@ def join_names(names: Sequence[str], last: str = "and") -> str:
     if len(names) < 3:
         return f" {last} ".join(names)
     return f"{', '.join(names[:-1])} {last} {names[-1]}"
+
+
+def markdown_text(text: str) -> str:
+    """Return a text for Markdown; what looks like an HTML tag (``</s>``) would vanish on GitHub."""
+    return HTML_TAG.sub(r"\\<", text)
 
 
 def slug(text: str, longest: int = 80) -> str:

@@ -20,6 +20,14 @@ class Program(argparse.ArgumentParser):
         """Print one line, without the usage, and exit with code 2."""
         self.exit(2, f"{error_line(self.prog, f'{message}; --help')}\n")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit after ``--help`` or an error of the arguments."""
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = discard_output()
+        super().exit(status, message)
+
     def run(
         self,
         argv: Sequence[str] | None,
@@ -44,8 +52,7 @@ class Program(argparse.ArgumentParser):
             sys.stdout.flush()
             return status
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return PIPE_CLOSED
+            return discard_output()
         except expected as error:
             if isinstance(error, OSError) and error.filename:
                 print_error(self.prog, f"{error.filename}: {error.strerror}")
@@ -54,6 +61,12 @@ class Program(argparse.ArgumentParser):
             return failed_status if isinstance(error, tuple(failed)) else 2
         except KeyboardInterrupt:
             return 130
+
+
+def discard_output() -> int:
+    """Discard the standard output that nobody reads, and return the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
 
 
 def write_utf8() -> None:

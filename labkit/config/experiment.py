@@ -160,6 +160,7 @@ class Ablation(Group, place="ablation"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sweep(self.sweep, "ablation.sweep")
+        names_by_lower_case: dict[str, str] = {}
         for arm, overrides in self.arms.items():
             require(
                 bool(arm)
@@ -177,8 +178,14 @@ class Ablation(Group, place="ablation"):
                 "choose another",
             )
             require(
-                arm != CONTROL,
-                f"ablation.arms.{CONTROL}: this is the A/A arm's name; choose another name",
+                arm.casefold() != CONTROL,
+                f"ablation.arms.{arm}: this is the A/A arm's name; choose another name",
+            )
+            twin = names_by_lower_case.setdefault(arm.casefold(), arm)
+            require(
+                twin == arm,  # each arm has files of its name
+                f"ablation.arms.{arm}: only its case differs from {twin}, and some file systems "
+                "do not tell them apart; choose another name",
             )
             require(
                 isinstance(overrides, dict),

@@ -12,10 +12,12 @@ readers of studies call, so they accept a folder or an archive.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import lzma
 import os
+import platform
 import re
 import shutil
 import stat
@@ -381,7 +383,7 @@ def unpack_archive(path: Path, folder: Path) -> None:
     """
     archive = _open_archive(path)
     require(not folder.exists(), f"{folder} exists; choose another folder")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = _temporary_folder(folder)
     try:
         for name in archive.files:
             _write_below(temporary, name, archive.read(name))
@@ -392,6 +394,26 @@ def unpack_archive(path: Path, folder: Path) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _temporary_folder(folder: Path) -> Path:
+    """Return this process's temporary folder, and remove those of killed processes of this host."""
+    stem = f".{folder.name}.{platform.node()}."
+    for path in folder.parent.glob(f"{glob.escape(stem)}*.tmp"):
+        pid = path.name[len(stem) : -len(".tmp")]
+        if pid.isdecimal() and not _is_running(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+    return folder.with_name(f"{stem}{os.getpid()}.tmp")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # another user's process
+    return True
 
 
 def _write_below(folder: Path, name: str, content: bytes) -> None:

@@ -133,8 +133,11 @@ class AuthorsCell:
         config = with_present_names(arm.config, named)
         for key in FILES:
             file = PurePath(str(_value(config, key))).name
-            # Archives of earlier versions name a text by its file alone.
-            names = (text_name(arm, key, file), f"{key}/{file}")
+            # If the option names a variable, only the folder of the text is known. Archives of
+            # earlier versions name a text by its file alone.
+            folder = f"{key}/{arm.inputs.get(key)}/"
+            below = (name for name in self.inputs if name.startswith(folder))
+            names = (text_name(arm, key, file), *below, f"{key}/{file}")
             text = next((self.inputs[name] for name in names if name in self.inputs), None)
             if text is not None:
                 _set(config, key, text)

@@ -3,7 +3,7 @@
 ``FD`` is an open file descriptor from which the validated config is read as JSON. Exit codes: 0
 after a signal stopped the running server, 1 (and a one-line message) if the engine failed, 2 (and
 a one-line message) if the server cannot start, 130 if ctrl-C was pressed before the server was
-ready.
+ready, 141 if nobody reads the output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli.program_base import print_error
+from labkit.cli.program_base import discard_output, print_error
 from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def main() -> int:
         return (_run_shell if options.shell else serve)(options)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # nobody reads what it prints
+        return discard_output()
     except ValueError as error:
         if not isinstance(error, ConfigError) and not type(error).__module__.startswith("labkit."):
             raise

@@ -186,6 +186,25 @@ def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
     assert "arm base: the file of workload.prompts.path was changed: its SHA-256 was" in line
 
 
+def text(folder, inputs):
+    """Return the path of the prompts of a cell that came with ``inputs``."""
+    (arm, *_) = read_arms(folder)
+    cell = AuthorsCell(folder, {}, (arm,), inputs)
+    return cell.config(arm, ReaderOptions())["workload"]["prompts"]["path"]
+
+
+def test_a_text_that_a_variable_names_is_found_in_the_archive(files, make_cell, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_PROMPTS", "prompts.jsonl")
+    named = "${oc.env:LABKIT_TEST_PROMPTS}"
+    cell = reading(make_cell(folder="study/a"), "workload.prompts.path", named)
+    write_manifest(cell, 1)
+    sources = archive._sources([cell.dir])
+    monkeypatch.delenv("LABKIT_TEST_PROMPTS")
+    inputs = {name.removeprefix("inputs/"): name for name in sources}
+    assert sources[text(cell.dir, inputs)] == b"before"
+    assert text(cell.dir, {}) == named
+
+
 def test_an_archive_has_two_texts_of_one_name_and_each_cell_gets_its_own(files, make_cell):
     cells = []
     for name in ("a", "b"):
@@ -198,11 +217,6 @@ def test_an_archive_has_two_texts_of_one_name_and_each_cell_gets_its_own(files, 
     sources = archive._sources(cells)
     inputs = {name.removeprefix("inputs/"): name for name in sources}
     earlier = {"workload.prompts.path/prompts.jsonl": "as an earlier version named it"}
-
-    def text(folder, inputs):
-        (arm, *_) = read_arms(folder)
-        cell = AuthorsCell(folder, {}, (arm,), inputs)
-        return cell.config(arm, ReaderOptions())["workload"]["prompts"]["path"]
 
     for folder in cells:
         assert sources[text(folder, inputs)] == folder.name.encode()

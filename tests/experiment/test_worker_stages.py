@@ -213,3 +213,19 @@ def test_an_unserved_request_fails_a_run_only_if_all_served_is_claimed():
         "request r3 refused: no room; the ablation claims that all requests are served "
         "(claims.all_served)",
     )
+
+
+def test_a_run_without_a_measured_case_fails_for_the_reason_that_skipped_it():
+    skipped = CaseRecord("a.mp4", skipped="a.mp4: OpenCV cannot open the clip")
+    arm = Arm("opencv", "arm", {}, {}, engaged=("picks.stream",))
+
+    def outcome(*cases, counters):
+        draft = a_draft()
+        draft.add_measurement(Measurement(cases, counters), arm)
+        return draft.record.outcome, draft.record.detail
+
+    assert outcome(skipped, counters={}) == (
+        "invalid_output",
+        "no case was measured; a.mp4: OpenCV cannot open the clip",
+    )
+    assert outcome(skipped, CaseRecord("all"), counters={"picks.stream": 1.0}) == ("ok", None)

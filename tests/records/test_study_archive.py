@@ -3,8 +3,11 @@
 import hashlib
 import io
 import lzma
+import os
+import platform
 import random
 import stat
+import subprocess
 import tarfile
 import zipfile
 
@@ -129,6 +132,19 @@ def test_the_same_study_gives_the_same_bytes_and_unpacks_to_the_same_files(
     assert contents[0] == contents[1]
     with pytest.raises(RecordError, match="exists; choose another folder"):
         unpack_archive(archive, folder)
+
+
+def test_what_a_killed_process_has_unpacked_is_removed_by_the_next(archive, tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    folders = {
+        pid: tmp_path / f".unpacked.{host}.{pid}.tmp"
+        for host, pid in ((platform.node(), ended.pid), (platform.node(), os.getppid()), ("x", 1))
+    }
+    for folder in folders.values():
+        (folder / "cell").mkdir(parents=True)
+    unpack_archive(archive, tmp_path / "unpacked")
+    assert [pid for pid, folder in folders.items() if folder.exists()] == [os.getppid(), 1]
 
 
 def test_other_tools_unpack_it(archive):

@@ -97,6 +97,19 @@ def test_the_command_reads_lines_that_are_no_terminal_s(chat_model, monkeypatch,
     assert len(re.findall(replies, capsys.readouterr().out)) == 2
 
 
+def test_a_server_whose_output_nobody_reads_ends_quietly(monkeypatch, tmp_path):
+    def closed(options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "serve", closed)
+    (tmp_path / "options").write_text(json.dumps(to_plain(serve.compose([]))))
+    descriptor = os.open(tmp_path / "options", os.O_RDONLY)
+    monkeypatch.setattr(sys, "argv", ["labkit.server", str(descriptor)])
+    with open(tmp_path / "out", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert command.main() == 141
+
+
 def test_server_options_are_refused_with_shell():
     from labkit.config import ConfigError, Model, ModelShape, ServeConfig, Server
 

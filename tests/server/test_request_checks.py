@@ -192,6 +192,24 @@ def test_log_probabilities_of_prompts_are_counted(monkeypatch):
     assert generated_choice.prompt_logprobs_by_token(None, [1], 0) == [None]
 
 
+def test_log_probabilities_of_outputs_are_counted(monkeypatch):
+    monkeypatch.setattr(generated_choice, "MAX_LOGPROBS_PER_RESPONSE", 6)
+
+    async def outputs(count, logprobs):
+        for index in range(count):
+            yield [TokenOutput(index % 2, 1, "a", None, logprobs)]
+
+    def collect(count, logprobs):
+        generation = SimpleNamespace(outputs=lambda: outputs(count, logprobs))
+        return asyncio.run(generated_choice.collect(generation, 2))
+
+    two = Logprobs(-1.0, ((2, -1.0),))
+    assert [len(choice.tokens) for choice in collect(3, two)] == [2, 1]
+    assert len(collect(99, None)[0].tokens) == 50
+    with pytest.raises(ApiError, match="more than 6 log probabilities; set max_tokens lower"):
+        collect(4, two)
+
+
 def test_a_choice_gathers_its_outputs():
     choice, made = GeneratedChoice(), Logprobs(-1.0, ())
     choice.add(TokenOutput(0, 5, "a", None, made))

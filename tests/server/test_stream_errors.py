@@ -109,6 +109,28 @@ def test_a_body_that_is_formatted_too_long_is_a_timeout(path, tmp_path, monkeypa
     assert (status, error_of(path, body)[0]) == (504, message)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_a_part_that_is_formatted_too_long_ends_the_stream_with_an_error_event(
+    path, tmp_path, monkeypatch
+):
+    """All tokens are there, so the generation cannot fail any more."""
+    events = WRITERS[path].events
+
+    async def slow_events(writer):
+        parts = [part async for part in events(writer)]
+        yield parts[0]
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(WRITERS[path], "events", slow_events)
+
+    async def scenario(service, engine):
+        response = await post(service, path, {"model": "fake", "stream": True, **BODIES[path]})
+        message = "the request took longer than 0.3 s (server.timeout_s)"
+        check_error_event(path, response, (message, "timeout_error"))
+
+    run_scenario(scenario, tmp_path, timeout_s=0.3)
+
+
 WRITERS = {
     "/v1/chat/completions": chat_writer.ChatWriter,
     "/v1/completions": CompletionWriter,

@@ -223,6 +223,15 @@ def test_cold_clears_the_cache_and_warm_serves_everything_once_before():
     assert served[CacheState.warm] == [p.token_ids for p in PROMPTS]
 
 
+def test_a_warm_up_of_requests_at_a_rate_does_not_send_them_all_at_once():
+    """A server refused most of a thousand, whose prefixes then were not cached."""
+    clock, prompts = Clock(), [Prompt(f"r{i}", (1, 2), 2) for i in range(40)]
+    engine, paced = StubEngine(clock), {"arrivals": Arrivals(ArrivalKind.poisson, 9.0)}
+    paced |= {"cache_state": CacheState.warm, "concurrency": None}
+    session(engine, clock, prompts, warmup=0, **paced).warm_up()
+    assert len(engine.submitted) == 40 and engine.most_in_flight == 16
+
+
 def test_prompts_that_were_served_before_share_all_their_blocks():
     shared = {}
     for state in CacheState:

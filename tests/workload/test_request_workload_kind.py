@@ -99,6 +99,17 @@ def test_memory_is_at_most_that_of_the_pool_and_of_the_requests_that_run(facts):
     assert two.bytes == other + 1000 * (112 + 80)
 
 
+def test_requests_beyond_the_batch_rows_wait_and_take_no_memory(facts):
+    source, three = SimpleNamespace(lengths=lambda _: LENGTHS), experiment(concurrency=3)
+    rows = replace(three.engine, scheduler=Scheduler(max_num_seqs=2))
+    two = RequestKind(source).estimate(replace(three, engine=rows))
+    pair = estimate(concurrency=2)
+    assert (two.seconds, two.bytes) == (pair.seconds, pair.bytes)
+    assert two.warnings[-1].endswith("max_num_seqs=2: 1 of 3 requests in flight will queue")
+    server = SimpleNamespace(engine=SimpleNamespace(name="openai"))  # it has a limit of its own
+    assert request_workload_kind._max_running(server, 1000) == 1000
+
+
 def prompt(number, length, max_tokens):
     return Prompt(f"r{number}", (number,) * length, max_tokens)
 
@@ -145,6 +156,23 @@ def test_unshared_prompts_begin_with_different_tokens():
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="each of the 3 requests needs a different first token"):
         unshared(prompts, model(vocab_size=2))
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "sessions", "refused"),
+    [(3, 3, True), (9, 3, True), (2, 3, False), (9, 2, False)],
+)
+def test_requests_that_are_all_sent_at_once_have_no_rate(concurrency, sessions, refused):
+    source = SimpleNamespace(lengths=lambda _: LENGTHS, num_sessions=lambda _: sessions)
+    asked = experiment(concurrency=concurrency, arrivals=Arrivals(ArrivalKind.at_once))
+    RequestKind(source).check(asked)
+    asked = replace(asked, ablation=Ablation(arms={"base": {}}, metric="sent_req_s"))
+    if refused:
+        message = f"sent_req_s: workload.concurrency={concurrency} sends all 3 requests at once"
+        with pytest.raises(ConfigError, match=message):
+            RequestKind(source).check(asked)
+    else:
+        RequestKind(source).check(asked)
 
 
 def test_a_workload_may_have_20_million_prompt_tokens():

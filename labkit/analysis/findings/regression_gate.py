@@ -13,6 +13,7 @@ from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
     MINUS,
     interval_text,
+    markdown_text,
     p_text,
     signed_text,
     significant_text,
@@ -127,13 +128,13 @@ def _line(result: RowResult) -> str:
     effect = "" if one.effect_pct is None else signed_text(one.effect_pct)
     reason = f" ({one.reason})" if one.reason and result.outcome is not Outcome.no_worse else ""
     base = f"{value_text(row.median(one.baseline), row.unit)} {unit_name(row.unit)}"
-    cells = (result.subject, row.case, row.metric, base, effect, interval, p)
-    words = " | ".join(map(_cell, cells))
-    return f"| {words} | {TITLES[result.outcome].lower()}{reason} |"
+    outcome = f"{TITLES[result.outcome].lower()}{reason}"
+    cells = (result.subject, row.case, row.metric, base, effect, interval, p, outcome)
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|")
+    return markdown_text(str(text).replace("|", "\\|").replace("\n", " "))
 
 
 def _picture(results: Sequence[RowResult], margin_pct: float) -> Iterator[str]:

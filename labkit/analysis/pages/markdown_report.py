@@ -15,13 +15,12 @@ from labkit.analysis.document.report_parts import (
     TablePart,
 )
 from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.number_format import markdown_text
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_headings
 from labkit.analysis.studies.study_answer import study_answer, study_question
-
-HTML_TAG = re.compile(r"<(?=[A-Za-z/!?])")
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -50,8 +49,7 @@ def _cell(column: Column[Any], line: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a cell's text; what looks like an HTML tag (``</s>``) would vanish on GitHub."""
-    return HTML_TAG.sub(r"\\<", _in_one_cell(text))
+    return markdown_text(_in_one_cell(text))
 
 
 def _code_span(text: str) -> str:
@@ -75,13 +73,15 @@ def study_markdown(
 
     ``reports``: the cells that are shown in full, all or none. ``note``: where the others are.
     """
-    lines = [f"# {study_question(cells)}", "", f"**{study_answer(cells)}**", ""]
+    question, answer = study_question(cells), study_answer(cells)
+    lines = [f"# {markdown_text(question)}", "", f"**{markdown_text(answer)}**", ""]
     lines += [note, ""] if note else []
     for overview in machine_overviews(cells):
         lines += _overview_lines(overview)
     for report, heading in zip(reports, cell_headings(cells), strict=False):
         if len(cells) > 1:
-            lines += [f"## {heading}", "", f"**{report.short_answer}**", ""]
+            short = markdown_text(report.short_answer)
+            lines += [f"## {markdown_text(heading)}", "", f"**{short}**", ""]
         lines += _cell_lines(report)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -93,13 +93,14 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
         yield from _part_lines(TablePart(overview.cells))
     capacity = overview.capacity
     if capacity is not None:
-        yield from ("## Capacity", "", *(f"**{text}**\n" for text in overview.capacity_sentences))
+        sentences = map(markdown_text, overview.capacity_sentences)
+        yield from ("## Capacity", "", *(f"**{text}**\n" for text in sentences))
         yield from _part_lines(TablePart(capacity))
     loads = overview.loads
     if loads is not None:
         yield from ("## Throughput against latency", "", markdown_table(loads), "")
         yield from (
-            *loads.notes,
+            *map(markdown_text, loads.notes),
             "",
             f"![Throughput against latency](plots/{overview.stem}.png)",
             "",
@@ -108,18 +109,18 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
 
 def _cell_lines(report: CellReport) -> Iterator[str]:
     if report.answer != report.short_answer:
-        yield from (report.answer, "")
+        yield from (markdown_text(report.answer), "")
     for settings in report.settings:
         yield from _part_lines(TablePart(settings))
     yield from (markdown_table(report.results), "") if report.results.lines else ()
     for note in report.notes:
-        yield from (note, "")
+        yield from (markdown_text(note), "")
     for heading, lines in (
         ("What could change the answer:", report.caveats.could_change),
         ("For the record:", report.caveats.for_the_record),
     ):
         if lines:
-            yield from (heading, "", *(f"- {line}" for line in lines), "")
+            yield from (heading, "", *(f"- {markdown_text(line)}" for line in lines), "")
     for section in MARKDOWN_SECTIONS:
         parts = section.parts(report)
         yield from (f"### {section.title}", "") if parts else ()
@@ -131,11 +132,11 @@ def _part_lines(part: ReportPart) -> Sequence[str]:
     """Return the lines of a section's part; empty for a part that only the HTML page shows."""
     match part:
         case Prose() | PictureCaption():
-            return [*part.lines, ""]
+            return [*map(markdown_text, part.lines), ""]
         case BulletList():
-            return [*(f"- {line}" for line in part.lines), ""]
+            return [*(f"- {markdown_text(line)}" for line in part.lines), ""]
         case TablePart():
-            notes = [line for note in part.table.notes for line in (note, "")]
+            notes = [line for note in part.table.notes for line in (markdown_text(note), "")]
             return [markdown_table(part.table), "", *notes]
         case PictureFile():
             return [f"![{part.caption}](plots/{part.stem}.png)", ""]

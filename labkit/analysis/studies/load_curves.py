@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from labkit.analysis.studies.cell_summary import CellSummary
 
 LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
+SESSIONS_PER_S = "sessions/s"
 MIN_LOADS = 3  # a curve needs this many different loads
 METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 
@@ -94,23 +95,37 @@ def load_curves(cells: Sequence[CellSummary], labels: Sequence[str]) -> list[Loa
 
     ``labels``: the cells' labels without ``LOAD_OPTIONS``.
     """
-    points: dict[tuple[str, str, str], list[LoadPoint]] = {}
-    names: dict[tuple[str, str, str], str] = {}
+    groups: dict[tuple[str, str], list[ArmLoad]] = {}
+    names: dict[tuple[str, str], str] = {}
     for cell, label in zip(cells, labels, strict=True):
         for one in cell.loads:
-            key = (one.rest, one.arm, one.by)
+            key = (one.rest, one.arm)  # an arm with a rate has another rest than one with clients
             names[key] = f"{one.arm}, {label}"
-            points.setdefault(key, []).append(one.load)
+            groups.setdefault(key, []).append(one)
     curves = {
-        key: tuple(sorted(loads, key=lambda load: load.size))
-        for key, loads in points.items()
-        if len({load.size for load in loads}) >= MIN_LOADS
+        key: loads
+        for key, loads in groups.items()
+        if len({one.load.size for one in loads}) >= MIN_LOADS
     }
-    several = Counter(arm for _, arm, _ in curves)
+    several = Counter(arm for _, arm in curves)
     return [
-        LoadCurve(arm, names[rest, arm, by] if several[arm] > 1 else arm, by, loads)
-        for (rest, arm, by), loads in curves.items()
+        LoadCurve(
+            key[1],
+            names[key] if several[key[1]] > 1 else key[1],
+            shared_unit([one.by for one in loads]),
+            tuple(sorted((one.load for one in loads), key=lambda load: load.size)),
+        )
+        for key, loads in curves.items()
     ]
+
+
+def shared_unit(units: Sequence[str]) -> str:
+    """Return the unit of the loads of cells that differ in their load alone.
+
+    A run so short that it has one request of each session notes ``requests/s``, although sessions
+    arrive at its rate as they do in a longer run.
+    """
+    return SESSIONS_PER_S if SESSIONS_PER_S in units else units[0]
 
 
 def unequal_requests(numbers: Sequence[int | None]) -> str:

@@ -28,7 +28,7 @@ from labkit.analysis.comparison.served_requests import (
 from labkit.analysis.comparison.validity_gates import machine_failures
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
-from labkit.analysis.studies.load_curves import load_of, unequal_requests
+from labkit.analysis.studies.load_curves import load_of, shared_unit, unequal_requests
 from labkit.records.measurement_notes import TrafficNote
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 class ServingCapacity:
     """An arm's capacity, its loads by rate, the target share (0 to 1) and the limits in words.
 
-    ``name``: the arm's name, with the options in which its cells differ from those of another
-    capacity of the arm. ``unit``: that of the rates, ``requests/s`` or ``sessions/s``.
+    ``suffix``: a comma and the options in which the arm's cells differ from those of another
+    capacity of the arm; or empty. ``unit``: that of the rates, ``requests/s`` or ``sessions/s``.
     ``unsustained``: the rates at which a run's requests were sent more slowly than they arrived.
     ``cause``: the reason why the arm has no capacity, or None.
     """
 
-    name: str
+    arm: str
     target: float
     limits: str
     alpha: float
@@ -56,6 +56,12 @@ class ServingCapacity:
     unsustained: tuple[float, ...] = ()
     cause: str | None = None
     unit: str = REQUESTS_PER_S
+    suffix: str = ""
+
+    @property
+    def name(self) -> str:
+        """The arm's name with the suffix."""
+        return f"{self.arm}{self.suffix}"
 
     @property
     def sentence(self) -> str:
@@ -140,28 +146,29 @@ def serving_capacities(
     ``cells``: cells of one machine. ``labels``: their labels without ``LOAD_OPTIONS``.
     """
     groups: dict[tuple[str, str], list[CapacityLoad]] = {}
-    names: dict[tuple[str, str], str] = {}
+    suffixes: dict[tuple[str, str], str] = {}
     for cell, label in zip(cells, labels, strict=True):
         for one in cell.capacities:
             key = (one.rest, one.arm)
-            names[key] = f"{one.arm}, {label}"
+            suffixes[key] = f", {label}"
             groups.setdefault(key, []).append(one)
     several = Counter(arm for _, arm in groups)
     return [
-        _capacity(names[key] if several[key[1]] > 1 else key[1], loads)
+        _capacity(loads, suffixes[key] if several[key[1]] > 1 else "")
         for key, loads in groups.items()
     ]
 
 
-def _capacity(name: str, cells: Sequence[CapacityLoad]) -> ServingCapacity:
+def _capacity(cells: Sequence[CapacityLoad], suffix: str) -> ServingCapacity:
     alpha, last = min(one.alpha for one in cells), cells[-1]
     by_rate = sorted(cells, key=lambda one: one.counts.rate)
     loads = tuple(one.counts for one in by_rate)
     unsustained = tuple(one.counts.rate for one in by_rate if not one.is_sustained)
     cause = next(filter(None, (one.cause for one in cells)), None)
     capacity = Capacity(None, None, None) if cause else load_capacity(loads, last.target, alpha)
+    unit = shared_unit([one.unit for one in cells])
     return ServingCapacity(
-        name, last.target, last.limits, alpha, loads, capacity, unsustained, cause, last.unit
+        last.arm, last.target, last.limits, alpha, loads, capacity, unsustained, cause, unit, suffix
     )
 
 

@@ -93,13 +93,13 @@ def _capacities(study: Sequence[CellSummary]) -> list[ServingCapacity]:
         own = [study[index] for index in indices]
         machine = f" on {host.partition(',')[0]}" if len(groups) > 1 else ""
         for one in serving_capacities(own, cell_labels(own, LOAD_OPTIONS)):
-            found.append(replace(one, name=f"{one.name}{machine}"))
+            found.append(replace(one, suffix=f"{one.suffix}{machine}"))
     return found
 
 
 def _capacity(capacities: Sequence[ServingCapacity]) -> Pieces:
     """Return every capacity, or the first and the number of the others."""
-    first, *others = (f"{arm_text(one.name)} {_rates(one)}" for one in capacities)
+    first, *others = (f"{arm_text(one.arm)}{one.suffix} {_rates(one)}" for one in capacities)
     if not others:
         return [Piece(first)]
     brief = f"; {count_text(len(others), 'other')} in the table"

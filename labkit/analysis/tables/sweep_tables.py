@@ -86,7 +86,8 @@ def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
         Column(option.name, itemgetter(i), override_text, numeric=option.is_number)
         for i, option in enumerate(down)
     ]
-    unit = f"{best.metric} ({unit_name(best.unit)})"
+    case = f"{best.case}: " if len(cell.best or ()) > 1 and best.case != "all" else ""
+    unit = f"{case}{best.metric} ({unit_name(best.unit)})"
     for value in across.values if across else [None]:
         rest = (value,) if across else ()
         heading = f"{across.name}={override_text(value)}" if across else unit

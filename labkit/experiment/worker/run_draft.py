@@ -126,7 +126,7 @@ class RunDraft:
 def _broken_claims(
     measurement: Measurement, arm: Arm, finite: Mapping[str, float]
 ) -> Iterator[RunFailure]:
-    """Yield a failure for each counter that is not finite and each claim that does not hold."""
+    """Yield a failure if no case was measured, a counter is not finite or a claim does not hold."""
     for name, value in measurement.counters.items():
         if name not in finite:
             yield RunFailure("invalid_output", f"counter {name} is {float(value)}")
@@ -139,6 +139,10 @@ def _broken_claims(
                 f"request {request['id']} {request['outcome']}: {request['error']}; "
                 "the ablation claims that all requests are served (claims.all_served)",
             )
+    if measurement.cases and all(case.skipped is not None for case in measurement.cases):
+        # Its claimed counters are missing for this reason, which is the one to name.
+        detail = f"no case was measured; {measurement.cases[0].skipped}"
+        yield RunFailure("invalid_output", detail)
     for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
         if not finite.get(name, 0) > 0:
             state = "stayed 0" if name in finite else "is missing"

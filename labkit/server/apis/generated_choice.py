@@ -68,11 +68,21 @@ class GeneratedChoice:
 
 
 async def collect(generation: Generation, count: int) -> list[GeneratedChoice]:
-    """Wait until all ``count`` choices have ended and return them."""
-    choices = [GeneratedChoice() for _ in range(count)]
+    """Wait until all ``count`` choices have ended and return them.
+
+    Raises ``ApiError`` if they have more than ``MAX_LOGPROBS_PER_RESPONSE`` log probabilities.
+    """
+    choices, num_logprobs = [GeneratedChoice() for _ in range(count)], 0
     async for outputs in generation.outputs():
         for output in outputs:
             choices[output.index].add(output)
+            num_logprobs += 0 if output.logprobs is None else 1 + len(output.logprobs.top)
+        if num_logprobs > MAX_LOGPROBS_PER_RESPONSE:
+            raise invalid(
+                f"the response has more than {MAX_LOGPROBS_PER_RESPONSE} log probabilities; set "
+                "max_tokens lower, or stream=true",
+                "logprobs",
+            )
     return choices
 
 

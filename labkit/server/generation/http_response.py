@@ -57,6 +57,7 @@ class GenerationResponse(Response):
         self._timeout_s = timeout_s
         self.spent_s = 0.0
         self._started = False
+        self._awaits_part = False  # the stream's next part, while nothing is being sent
         self._writer = writer
         self._is_stream = bool(stream)
 
@@ -80,6 +81,13 @@ class GenerationResponse(Response):
                 sending.result()
             elif not (disconnected.done() or self._started):  # the body is being formatted
                 raise timeout_error(self._timeout_s)
+            elif self._awaits_part and not disconnected.done():  # the stream's next part is
+                sending.cancel()
+                await asyncio.wait({sending})
+                error = self._writer.encode_error(timeout_error(self._timeout_s))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await _send(send, error, more=False)
         finally:
             self._generation.close()
             for task in (sending, disconnected):
@@ -97,17 +105,22 @@ class GenerationResponse(Response):
         await _send(send, body, more=False)
 
     async def _stream(self, send: Send) -> None:
+        last = b""
+        self._awaits_part = True
         try:
             async for part in self._writer.events():
+                self._awaits_part = False
                 if not self._started:
                     await self._start(send, STREAM_HEADERS)
                 await _send(send, part, more=True)
+                self._awaits_part = True
         except Exception as error:
             if not self._started:
                 raise
             api_error = error if isinstance(error, ApiError) else internal_error(error)
-            await _send(send, self._writer.encode_error(api_error), more=True)
-        await _send(send, b"", more=False)
+            last = self._writer.encode_error(api_error)
+        self._awaits_part = False
+        await _send(send, last, more=False)
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})

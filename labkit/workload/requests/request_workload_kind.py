@@ -61,16 +61,31 @@ class RequestKind:
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        tokens = sum(prompt for prompt, _ in self._lengths(experiment))
+        lengths = self._lengths(experiment)
+        tokens = sum(prompt for prompt, _ in lengths)
         require(
             tokens <= MAX_PROMPT_TOKENS,
             f"workload={experiment.workload.name} has about {tokens:,} prompt tokens, but may have "
             f"at most {MAX_PROMPT_TOKENS:,}; set workload.num_requests",
         )
+        require(
+            "sent_req_s" not in experiment.ablation.metrics
+            or not self._are_sent_at_once(experiment, len(lengths)),
+            f"ablation.metric=sent_req_s: workload.concurrency={experiment.workload.concurrency} "
+            f"sends all {len(lengths)} requests at once; set it below {len(lengths)}, or arrivals "
+            "over time such as workload.arrivals.kind=poisson",
+        )
         if experiment.workload.arrivals.kind is ArrivalKind.trace:
             check_timestamps(self.source(experiment), experiment)
         if experiment.engine.name == "openai":
             _check_server(experiment)
+
+    def _are_sent_at_once(self, experiment: Experiment, count: int) -> bool:
+        """Return whether none of ``count`` requests waits: for its arrival, a client or a turn."""
+        workload, source = experiment.workload, self.source(experiment)
+        sessions = source.num_sessions(experiment) if isinstance(source, SessionSource) else count
+        clients = workload.concurrency or count
+        return workload.arrivals.kind is ArrivalKind.at_once and clients >= count == sessions
 
     def prepare(self, experiment: Experiment) -> None:
         model = resolve(experiment.model)
@@ -126,11 +141,12 @@ class RequestKind:
 
     def estimate(self, experiment: Experiment) -> Estimate:
         lengths = self._lengths(experiment)
-        together = _max_running(experiment, len(lengths))
+        in_flight = _max_in_flight(experiment, len(lengths))
+        running = _max_running(experiment, in_flight)
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
         model = footprint(experiment)
         flops = 2 * model.matmul_weights * (prompt + output)
-        steps = output / together
+        steps = output / running
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
@@ -139,8 +155,8 @@ class RequestKind:
         own = experiment.engine.name == "openai" and server.url is None
         starts = server.server_preset.start_s if own else 0.0
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
-        longest = sorted((p + o for p, o in lengths), reverse=True)[:together]
-        kv = _kv_bytes(experiment, model, longest)
+        longest = sorted((p + o for p, o in lengths), reverse=True)[:in_flight]
+        kv = _kv_bytes(experiment, model, longest[:running])
         warnings = preflight_warnings.sentences(experiment, longest)
         ranks = experiment.engine.parallel.size  # each rank reads the whole model first
         needed = ranks * (PROCESS_BYTES + model.weight_bytes) + kv
@@ -182,10 +198,21 @@ def _class_identity(kind: str) -> Mapping[str, Any]:
     }
 
 
-def _max_running(experiment: Experiment, count: int) -> int:
-    """Return how many of ``count`` requests may run at a time: if paced, as many as batch rows."""
+def _max_in_flight(experiment: Experiment, count: int) -> int:
+    """Return how many of ``count`` requests may be in flight at a time.
+
+    If a rate or a trace sets the arrivals, the number of requests in flight depends on the engine's
+    speed, and the number of batch rows, which limits those that run, is returned.
+    """
     workload, rows = experiment.workload, experiment.engine.scheduler.max_num_seqs
     return min(rows if workload.arrivals.is_paced else workload.concurrency or count, count)
+
+
+def _max_running(experiment: Experiment, in_flight: int) -> int:
+    """Return how many of ``in_flight`` requests the engine may run at a time."""
+    if experiment.engine.name == "openai":
+        return in_flight  # a server has a limit of its own
+    return min(in_flight, experiment.engine.scheduler.max_num_seqs)
 
 
 def _kv_bytes(experiment: Experiment, model: ModelFootprint, lengths: Sequence[int]) -> int:

@@ -280,14 +280,18 @@ class ServingSession:
         engine: InferenceEngine | None = None,
         wait: Wait | None = None,
     ) -> LoadGenerator:
-        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None."""
+        """Return a load generator for ``prompts``, in a closed loop if ``due`` is None.
+
+        A warm-up of requests that arrive at a rate or from a trace has ``PACED_STREAMS`` clients.
+        """
+        warms_up = due is None and self._workload.arrivals.is_paced
         return LoadGenerator(
             engine or self._engine,
             self._requests(prompts),
             schedule=RequestSchedule(
                 [prompt.session for prompt in prompts],
                 due,
-                self._workload.concurrency,
+                PACED_STREAMS if warms_up else self._workload.concurrency,
                 self._workload.stagger_ms / 1e3,
             ),
             clock=self._clock,

@@ -116,6 +116,17 @@ def test_a_load_of_sessions_is_named_so():
     assert [curve.by for curve in curves_of(clients)] == ["clients"]
 
 
+def test_a_load_of_one_request_of_each_session_is_in_the_curve_of_sessions():
+    units = {1: "requests/s", 2: "sessions/s", 4: "sessions/s"}
+    study = []
+    for rate, unit in units.items():
+        traffic = CaseRecord("all", notes={"traffic": {"asked_unit": unit}})
+        records = [SimpleNamespace(arm="base", cases=[traffic])]
+        study.append(cell(rate, 4.0 * rate, 500.0, records=records))
+    (curve,) = curves_of(study)
+    assert (curve.by, [load.size for load in curve.loads]) == ("sessions/s", [1, 2, 4])
+
+
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():
     assert curves_of([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
     assert curves_of([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []

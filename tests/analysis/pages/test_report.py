@@ -25,7 +25,7 @@ from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.number_format import value_text
-from labkit.analysis.pages import matplotlib_figures
+from labkit.analysis.pages import markdown_report, matplotlib_figures
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
@@ -456,6 +456,18 @@ def test_tables_in_markdown_show_texts_as_they_are():
     code = re.findall("<code>(.*?)</code>", markdown_html(table))
     assert list(map(html.unescape, code)) == [text for text in texts if text]
     assert markdown_table(Table((plain,), ("p < 0.05",))).endswith("| p < 0.05 |")
+
+
+def test_the_texts_around_the_tables_show_what_looks_like_a_tag(
+    make_cell, capsysbinary, monkeypatch
+):
+    for name in ("study_question", "study_answer"):
+        monkeypatch.setattr(markdown_report, name, lambda cells: "</s> or <b>?")
+    study = make_cell("study/cell", skipped={"prefill, 8 × 512": "</s> or <b>?"}).parent
+    lines = printed(capsysbinary, study, "md").splitlines()
+    shown = [line for line in lines if "s> or" in line]
+    assert all(r"\</s> or \<b>?" in line for line in shown)
+    assert {line[:2] for line in shown} >= {"# ", "**", "- ", "| "}
 
 
 def test_names_are_escaped_in_html(make_cell, capsysbinary):

@@ -174,14 +174,14 @@ def test_no_capacity_joins_two_machines(under_load):
 
 
 def test_capacities_of_one_arm_are_named_by_what_else_differs(under_load):
-    loads = [(1, 50, "chat"), (2, 50, "chat"), (1, 50, "agent"), (2, 10, "agent")]
+    loads = [(1, 50, "chat"), (2, 50, "chat"), (1, 50, "chat_poisson"), (2, 10, "chat_poisson")]
     cells = [at_rate(under_load, rate, good, "abc", name) for rate, good, name in loads]
     assert study_answer(cells) == (
-        "Binary search, workload=chat sustains 2 requests/s; binary search, workload=agent "
-        "sustains 1 requests/s, not 2."
+        "Binary search, workload=chat sustains 2 requests/s; binary search, "
+        "workload=chat_poisson sustains 1 requests/s, not 2."
     )
     (overview,) = machine_overviews(cells)
-    names = ["binary_search, workload=chat", "binary_search, workload=agent"]
+    names = ["binary_search, workload=chat", "binary_search, workload=chat_poisson"]
     assert [capacity.name for capacity in overview.capacities] == names
     assert [line[0] for line in map(overview.capacity.cells, overview.capacity.lines)] == [
         name for name in names for _ in range(2)
@@ -191,6 +191,13 @@ def test_capacities_of_one_arm_are_named_by_what_else_differs(under_load):
         "Binary search, workload=chat sustains 2 requests/s; 2 others in the table."
     )
     assert study_answer(cells[:2]) == "Binary search sustains 2 requests/s."
+
+
+def test_a_rate_of_sessions_is_one_in_a_run_of_one_request_of_each_too(under_load):
+    first, last = (at_rate(under_load, rate, 50) for rate in (1, 2))
+    (load,) = first.capacities
+    first = replace(first, capacities=(replace(load, unit="sessions/s"),))
+    assert study_answer([first, last]) == "Binary search sustains 2 sessions/s."
 
 
 def test_one_cell_answers_for_itself(make_cell):

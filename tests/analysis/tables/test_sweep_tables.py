@@ -12,6 +12,7 @@ from labkit.analysis.tables.sweep_tables import (
     curves_chart,
     curves_section,
     settings_of,
+    settings_tables,
     swept_options,
 )
 
@@ -46,6 +47,24 @@ def test_each_metric_of_a_case_has_a_picture_of_its_own():
         f"8 reqs: {metric} by max_num_seqs" for metric in metrics
     ]
     assert len({picture.stem for picture in pictures}) == 2
+
+
+def test_each_row_s_table_of_settings_names_its_case():
+    """The tables of two cases had the same heading."""
+    rows, key = [("decode", "dispatch_us"), ("prefill", "dispatch_us")], "engine.kv.block_size"
+    arms = [{"name": f"n={n}", "role": "arm", "overrides": {key: n}} for n in (8, 16)]
+    values = {"n=8": 1.0, "n=16": 2.0}
+
+    def headings(*rows):
+        shown = [{"case": case, "metric": metric, "primary": True} for case, metric in rows]
+        best = [{**row, "unit": "us", "better": "lower", "values": values} for row in shown]
+        cell = planted_cell(shown, arms=arms, sweep={key: [8, 16]}, best=best)
+        return [table.columns[-1].heading for table in settings_tables(cell)]
+
+    assert headings(*rows) == ["decode: dispatch_us (µs)", "prefill: dispatch_us (µs)"]
+    assert headings(rows[0]) == ["dispatch_us (µs)"]
+    both = [("all", "total_tok_s"), ("all", "ttft_p50_ms")]
+    assert headings(*both) == ["total_tok_s (µs)", "ttft_p50_ms (µs)"]
 
 
 def test_values_on_the_axis_are_written_as_in_overrides():
