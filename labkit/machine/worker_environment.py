@@ -32,6 +32,8 @@ REMOVED_PREFIXES = (
     "MLX_",
 )
 REMOVED_NAMES = ("PYTHONDONTWRITEBYTECODE",)
+# Set in a live worker, which is stopped during other arms' turns, and inherited by its processes.
+TAKES_TURNS = "LABKIT_TAKES_TURNS"
 
 
 def core_count() -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from labkit.cpu.runtime import thread_pool
 from labkit.machine import cache_dir
+from labkit.machine.worker_environment import TAKES_TURNS
 
 TEST_DIR = Path(__file__).resolve().parent
 CHECKOUT = TEST_DIR.parents[1]
@@ -149,9 +150,12 @@ asleep = [word(pool._worker_address(k, code.ASLEEP).value) for k in pool._worker
 while not all(one.value for one in asleep):
     time.sleep(0.001)  # a sleeping worker marks nothing itself
 now, limits = 10_000_000, []
-for jump in (400, 600, 20_000, 20_001, 60_000):
-    crowded.value = 0
-    limits.append([spin_limit(now, now - jump), crowded.value])
+for stopped_us in (None, 20_000):
+    if stopped_us is not None:
+        pool._write(code.STOPPED_US, stopped_us)
+    for jump in (400, 600, 20_000, 20_001, 60_000):
+        crowded.value = 0
+        limits.append([spin_limit(now, now - jump), crowded.value])
 crowded.value = now + 1
 limits.append([spin_limit(now, now), crowded.value])
 pool.uncrowd()
@@ -160,10 +164,10 @@ print(json.dumps(limits))
 """
 
 
-def test_a_jump_of_a_time_slice_makes_the_pool_crowded_and_a_stop_of_the_process_does_not(printed):
+def test_a_jump_makes_the_pool_crowded_except_by_a_stop_of_a_live_arm(printed):
     crowded, free = [50, 10_100_000], [2000, 0]
-    jumps = [free, crowded, crowded, free, free]
-    assert printed(CROWDING, 2) == [*jumps, [50, 10_000_001], free]
+    jumps, live = [free, *[crowded] * 4], [free, crowded, crowded, free, free]
+    assert printed(CROWDING, 2) == [*jumps, *live, [50, 10_000_001], free]
 
 
 FEWER = """
@@ -353,10 +357,17 @@ if hasattr(signal, "setitimer"):
 def test_the_pool_is_made_once_and_reports_its_settings():
     pool = thread_pool.install()
     assert thread_pool.install() is pool
-    tuning = {"grain": 4, "spin_us": 2000, "aside_us": 500, "stopped_us": 20_000}
+    tuning = {"grain": 4, "spin_us": 2000, "aside_us": 500, "stopped_us": None}
     tuning |= {"crowded_us": 100_000, "crowded_spin_us": 50}
     expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **tuning}
     assert pool.settings == expected
+
+
+def test_the_pool_of_a_live_arm_knows_that_it_is_stopped(monkeypatch):
+    monkeypatch.setenv(TAKES_TURNS, "1")
+    code = "word = ctypes.c_int64.from_address(pool._address(code.STOPPED_US).value).value\n"
+    code += "print(json.dumps([word, pool.settings['stopped_us']]))"
+    assert run(code, 2) == [20_000, 20_000]
 
 
 @thread_pool.kernel("float64(float64[::1])")

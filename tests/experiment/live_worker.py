@@ -22,6 +22,7 @@ from pathlib import Path
 from labkit.experiment.worker.turn_protocol import VERSION, Channel
 from labkit.experiment.worker.worker_status import WorkerStatus
 from labkit.machine.processes import parent_death
+from labkit.machine.worker_environment import TAKES_TURNS
 
 PARTS = [["a", 6], ["b", 3]]
 
@@ -38,6 +39,7 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=options.turns))
     status, start = WorkerStatus.from_environment(), time.monotonic()
     log = {"stopped_s": None, "turns": [], "ticks": [], "gathered": None}
+    log["takes_turns"] = TAKES_TURNS in os.environ
     if do == "fork":
         child = [sys.executable, __file__, "child", folder, name]
         subprocess.Popen(child, start_new_session=True)

@@ -87,6 +87,11 @@ def test_every_round_has_every_arm_once_and_positions_are_balanced(three):
     assert sorted(firsts) == ["x", "y", "z"]
 
 
+def test_the_processes_of_an_arm_know_that_they_are_stopped(three):
+    _, logs = three
+    assert [log["takes_turns"] for log in logs.values()] == [True] * 3
+
+
 def test_only_the_process_that_has_the_turn_runs(three):
     _, logs = three
     ticks = {name: log["ticks"] for name, log in logs.items()}

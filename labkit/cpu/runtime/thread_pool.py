@@ -23,6 +23,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from labkit.cpu.runtime import host_target, kernel_cache
 from labkit.cpu.runtime.numba_pipelines import KernelCompiler
+from labkit.machine.worker_environment import TAKES_TURNS
 
 # Every module that compiles or caches machine code imports this one first.
 host_target.install()
@@ -30,6 +31,11 @@ kernel_cache.install()
 
 POOL_BYTES = 1 << 20  # size of the pool's memory
 MAX_THREADS = 2048
+# A live arm's ``stopped_us``: longer than another process's time slice, and shorter than the slices
+# of other arms, for which it is stopped (at least 30 ms:
+# ``labkit.experiment.launch.turn_coordinator``).
+STOPPED_US = 20_000
+NEVER_US = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +53,9 @@ class PoolTuning:
     # shorter than another process's time slice. A caller that has waited this long for units of
     # other workers goes to sleep, because these workers may need its core.
     aside_us: int = 500
-    # A jump of more than this time (us) does not count: it is longer than another process's time
-    # slice, and shorter than the slices of other arms, for which a live arm is stopped (at least
-    # 30 ms: ``labkit.experiment.launch.turn_coordinator``).
-    stopped_us: int = 20_000
+    # A jump of more than this time (us) does not count. None: every longer jump counts, because
+    # other processes or a quota may keep this one from its cores for any time.
+    stopped_us: int | None = None
     # How long the pool counts as crowded after a worker was suspended (us).
     crowded_us: int = 100_000
     # How long a worker without work spins while the pool is crowded (us). A longer spin would use
@@ -151,7 +156,7 @@ class Pool:
         self._memory = _reserve()
         self._code = _link(self._memory)
         self._workers = range(threads - 1)
-        self._tuning = PoolTuning()
+        self._tuning = PoolTuning(stopped_us=STOPPED_US if TAKES_TURNS in os.environ else None)
         self._threads: list[ctypes.c_void_p] = []
         self._start()
         os.register_at_fork(after_in_child=self._start)
@@ -194,7 +199,7 @@ class Pool:
         code, libc = self._code, self._libc
         ctypes.memset(self._memory, 0, 8 * self._first_word(len(self._workers)))
         for name, value in asdict(self._tuning).items():
-            self._write(getattr(code, name.upper()), value)
+            self._write(getattr(code, name.upper()), NEVER_US if value is None else value)
         locks = [
             self._address(code.LOCK),
             *(self._worker_address(k, code.OWN_LOCK) for k in self._workers),

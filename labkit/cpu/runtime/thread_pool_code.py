@@ -11,8 +11,8 @@ gate has been closed.
 
 A worker without a job spins, then sleeps. If its clock jumps while it spins, the system gave its
 core to another process. For a while all workers then spin only briefly, because spinning would use
-up the time slice that the next job needs. After a longer jump they do not, because the process was
-stopped.
+up the time slice that the next job needs. After a longer jump they do not in a live arm's process,
+which was stopped during another arm's turn.
 
 The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words. All code is in one
 file because numba's cache only checks the file of the calling function for changes.

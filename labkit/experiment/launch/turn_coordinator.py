@@ -46,6 +46,7 @@ from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine.processes.orphan_cleanup import OrphanCleanup
 from labkit.machine.processes.process_tree import ProcessTree
 from labkit.machine.processes.same_core_pinning import ThreadPlacement
+from labkit.machine.worker_environment import TAKES_TURNS
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
 # The seconds of a slice: as long as in one process. With chat on model=tiny (two cores, 24 or 64
@@ -91,7 +92,7 @@ class LiveWorker:
             self._child = ChildProcess(
                 (*command.command, *turns),
                 signals,
-                environment={**command.environment, **command.status.environment},
+                environment={**command.environment, **command.status.environment, TAKES_TURNS: "1"},
                 log=command.log,
                 pass_fds=(theirs.fileno(), command.status.fd),
             )
