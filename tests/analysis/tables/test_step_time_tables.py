@@ -83,7 +83,7 @@ def test_work_that_the_baseline_does_not_do_is_named(make_cell):
         return replace(record, cases=tuple(cases), notes=notes)
 
     report = CellReport(analyse(make_cell("study/kernel", change=counted)))
-    bullets, _ = launch_work_section.parts(report)
+    (bullets,) = launch_work_section.parts(report)
     assert bullets.lines[0].startswith(
         "decode, 64 reqs, ctx 128, seq_map: −100.0 % search iterations, 12 surplus threadgroups "
         "(0 in binary_search); −"
