@@ -62,6 +62,7 @@ class CellOutcome:
     ran: int  # the number of runs done by this call
     already_done: int  # the number of runs whose records existed before
     failed: tuple[str, ...]  # the names of failed runs
+    seconds: float  # wall time of the call
 
 
 def run_cell(
@@ -85,6 +86,7 @@ def run_cell(
     """
     progress = Progress() if progress is None else progress
     launcher = WorkerLauncher(progress=progress) if launcher is None else launcher
+    start = time.monotonic()
     with (
         _disk_errors_as_one_line(cell),
         InterruptSignals() as signals,
@@ -106,7 +108,7 @@ def run_cell(
         signals.check()  # one may have come while records were read, or during the last look
     records = [*old_records, *new_records]
     failed = tuple(record.run for record in records if not record.ok)
-    return CellOutcome(len(new_records), len(old_records), failed)
+    return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)
 
 
 @dataclass(frozen=True)
