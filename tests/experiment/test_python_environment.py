@@ -361,7 +361,7 @@ def test_the_report_says_what_arms_with_environments_imported():
 
     def imported(arms, records):
         cell = planted_cell()
-        data = SimpleNamespace(arms=arms, records=records)
+        data = SimpleNamespace(arms=arms, judged_records=records)
         return CellReport(SimpleNamespace(cell=cell, data=data)).machine[1:]
 
     assert imported(arms, [*records, record("c", "3" * 40, "control")]) == [

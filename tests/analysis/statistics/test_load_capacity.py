@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from labkit.analysis.tables.goodput_by_rate import capacity_chart, capacity_table
 from scipy import stats
 
 from labkit.analysis.document.chart import Dots
+from labkit.analysis.pages.study_overview import capacity_chart, capacity_table
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
 from labkit.analysis.studies.serving_capacity import ServingCapacity
 

@@ -12,7 +12,7 @@ from labkit.analysis.tables.sweep_tables import (
     curves_chart,
     curves_section,
     settings_of,
-    settings_tables,
+    settings_table,
     swept_options,
 )
 
@@ -59,7 +59,8 @@ def test_each_row_s_table_of_settings_names_its_case():
         shown = [{"case": case, "metric": metric, "primary": True} for case, metric in rows]
         best = [{**row, "unit": "us", "better": "lower", "values": values} for row in shown]
         cell = planted_cell(shown, arms=arms, sweep={key: [8, 16]}, best=best)
-        return [table.columns[-1].heading for table in settings_tables(cell)]
+        tables = [settings_table(cell, one) for one in cell.best]
+        return [table.columns[-1].heading for table in tables]
 
     assert headings(*rows) == ["decode: dispatch_us (µs)", "prefill: dispatch_us (µs)"]
     assert headings(rows[0]) == ["dispatch_us (µs)"]
