@@ -252,16 +252,14 @@ def _checked_bias(bias: Mapping[int, float]) -> LogitBias:
 class Request:
     """A prompt and its sampling parameters.
 
-    ``arrival`` is the time of arrival in seconds on the client's clock. ``priority`` orders
-    requests under ``engine.scheduler.queue=priority``: the lower number is served first.
-    ``messages`` is the conversation behind the prompt, for a server that applies its own chat
-    template.
+    ``priority`` orders requests under ``engine.scheduler.queue=priority``: the lower number is
+    served first. ``messages`` is the conversation behind the prompt, for a server that applies its
+    own chat template.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    arrival: float = 0.0
     priority: int = 0
     messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
 
