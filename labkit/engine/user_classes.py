@@ -176,7 +176,7 @@ def _imported(file: Path) -> set[str]:
 def finite_number_mistake(number: Any, *arguments: Any) -> str | None:
     """Return None if a method's result is a finite number, else what it must return."""
     try:
-        is_finite = isinstance(number, int | float | Real) and math.isfinite(number)
+        is_finite = isinstance(number, Real) and math.isfinite(number)
     except OverflowError:
         return "a finite number, not an integer that no float can hold"
     return None if is_finite else f"a finite number, not {number!r}"
@@ -215,6 +215,5 @@ def guard_method(
     try:
         object.__setattr__(instance, method, guarded)  # a frozen dataclass refuses setattr()
     except (AttributeError, TypeError):
-        path = where.partition("=")[2]
         reason = "its methods cannot be wrapped; leave out __slots__ (slots=True)"
         raise UserClassError(f"{where}: {reason}", path) from None

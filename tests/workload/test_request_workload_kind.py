@@ -106,8 +106,9 @@ def test_requests_beyond_the_batch_rows_wait_and_take_no_memory(facts):
     pair = estimate(concurrency=2)
     assert (two.seconds, two.bytes) == (pair.seconds, pair.bytes)
     assert two.warnings[-1].endswith("max_num_seqs=2: 1 of 3 requests in flight will queue")
-    server = SimpleNamespace(engine=SimpleNamespace(name="openai"))  # it has a limit of its own
-    assert request_workload_kind._max_running(server, 1000) == 1000
+    for name in ("openai", "mine.plain:Plain"):  # they have limits of their own
+        other = SimpleNamespace(engine=SimpleNamespace(name=name, scheduler=Scheduler()))
+        assert request_workload_kind._max_running(other, 1000) == 1000
 
 
 def prompt(number, length, max_tokens):

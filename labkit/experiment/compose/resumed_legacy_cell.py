@@ -35,7 +35,8 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it
         begun = dict(read_cell(folder)["design"])
     looks = [PlannedLook(**look) for look in begun.get("looks") or ()]
-    blocks = looks[-1].blocks if looks else int(begun.get("blocks", 0))
+    blocks = looks[-1].blocks if looks else int(begun.get("blocks") or 0)
+    early = [look for look in looks[:-1] if look.blocks < design.blocks]
     if begun.get("across_hosts"):  # its runs may be from several hosts
         design = replace(design, across_hosts=True)
     if design.blocks == 0 and begun and not (folder / ALLOCATION).exists():
@@ -43,8 +44,7 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
         design = replace(design, blocks=blocks, runs_per_block=runs, looks=looks)
     elif design.blocks and not design.looks and (folder / ALLOCATION).exists():
         # Looks that followed from the time stay, but for the last one: it moves with the blocks.
-        early = [PlannedLook(**look) for look in begun.get("looks", ())][:-1]
-        design = replace(design, looks=[look for look in early if look.blocks < design.blocks])
+        design = replace(design, looks=early)
     if design.isolation is Isolation.auto:
         separate = begun.get("isolation") == Isolation.process.value
         design = replace(design, isolation=Isolation.process if separate else auto)
@@ -53,7 +53,7 @@ def as_begun(design: Design, auto: Isolation, folder: Path, blocks_given: bool) 
     if begun.get("runs_per_block") != RUNS_PER_BLOCK:
         return design
     if blocks_given:
-        blocks, looks = design.blocks, [look for look in looks[:-1] if look.blocks < design.blocks]
+        blocks, looks = design.blocks, early
     return replace(design, blocks=blocks, runs_per_block=RUNS_PER_BLOCK, looks=looks)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import (
+    PRESET_LAYOUTS,
     Api,
     ArrivalKind,
     BudgetPolicy,
@@ -210,8 +211,8 @@ def _max_in_flight(experiment: Experiment, count: int) -> int:
 
 def _max_running(experiment: Experiment, in_flight: int) -> int:
     """Return how many of ``in_flight`` requests the engine may run at a time."""
-    if experiment.engine.name == "openai":
-        return in_flight  # a server has a limit of its own
+    if experiment.engine.name not in (*PRESET_LAYOUTS, "mlx_lm"):
+        return in_flight  # a server or an engine of the user's own has its own limit
     return min(in_flight, experiment.engine.scheduler.max_num_seqs)
 
 
