@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -72,25 +73,27 @@ def test_a_study_of_a_server(study, tmp_path):
     assert "compared as text, which is weaker" in report
 
 
+def _server_and_supervisor(study):
+    """Return a running server of the study and the supervisor that started it, or None."""
+    for server in psutil.Process(study.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            supervisor, words = server.parent(), " ".join(server.cmdline())
+            is_supervisor = server_supervisor.__name__ in words
+            if "openai.null_server --port" in words and not is_supervisor and supervisor:
+                return server, supervisor
+    return None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "study"])
 def test_kill_9_of_a_study_leaves_no_server(study, victim):
     process = study()
-    supervisor, program = server_supervisor.__name__, "openai.null_server --port"
-    pids = {}
-    deadline = time.monotonic() + 120
-    while len(pids) < 3 and time.monotonic() < deadline:
+    found, deadline = None, time.monotonic() + 120
+    while found is None and time.monotonic() < deadline:
         time.sleep(0.05)
-        for one in psutil.Process(process.pid).children(recursive=True):
-            try:
-                words = " ".join(one.cmdline())
-            except psutil.Error:
-                continue
-            for name in ("experiment.worker", supervisor, program):
-                if name in words and (name != program or supervisor not in words):
-                    pids[name] = one
-    assert len(pids) == 3, "the server never came"
-    worker = pids[supervisor].parent()  # other arms have workers too
+        found = _server_and_supervisor(process)
+    assert found is not None, "the server never came"
+    worker = found[1].parent()
     os.kill(process.pid if victim == "study" else worker.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs([pids[program], pids[supervisor]], timeout=1.0)
+    _, left = psutil.wait_procs(found, timeout=20.0)
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
