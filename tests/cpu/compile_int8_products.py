@@ -42,7 +42,7 @@ def lower(name, index):
     """Return a module with the intrinsic as a function of its call's fields."""
     count = len(CALLS[name]._fields)
     signature, emit = getattr(int8_microkernels, name)._defn(
-        None, types.literal(index), types.UniTuple(types.int64, count)
+        None, types.literal(index), types.NamedUniTuple(types.int64, count, CALLS[name])
     )
     module = ir.Module("intrinsic")
     module.triple = TRIPLE

@@ -13,10 +13,10 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
-from labkit.cpu.runtime.jit import intrinsic, num_threads
+from labkit.cpu.runtime.jit import num_threads
 from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.register_tile_sizes import LANES
-from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter
+from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter, emitted
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -64,51 +64,41 @@ def _rotate(code: Emitter, size: int, operands: tuple[Any, ...], traditional: bo
     code.store(rotated[1], out_first, step)
 
 
-@intrinsic
-def rotate_row(
-    typing_context: Any, x: Any, out: Any, cos: Any, sin: Any, half: Any, width: Any, scale: Any,
-    traditional: Any,
-) -> Any:  # fmt: skip
+@emitted(scale=types.float32)
+def rotate_row(code, x, out, cos, sin, half, width, scale, traditional):  # type: ignore[no-untyped-def]
     """Rotate ``half`` pairs of the elements of a row [width], and copy the other elements.
 
     ``x`` and ``out`` are the addresses of the row and of the result, ``cos`` and ``sin`` those of
     the row's position in the tables. The rotated elements are multiplied by ``scale``.
     """
+    build = code.builder
+    far = build.mul(half, I64(FLOAT_BYTES))
+    vectors = build.udiv(half, I64(LANES))
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        x, out, cos, sin, half, width, scale, traditional = arguments
-        far = builder.mul(half, I64(FLOAT_BYTES))
-        vectors = builder.udiv(half, I64(LANES))
+    def rotate(size: int, adjacent: int) -> Callable[[Any], None]:
+        def emit_pairs(index: Any) -> None:
+            offset = build.mul(index, I64(FLOAT_BYTES * size))
+            start = build.mul(offset, I64(2)) if adjacent else offset
+            first, out_first = build.add(x, start), build.add(out, start)
+            second, out_second = build.add(first, far), build.add(out_first, far)
+            tables = build.add(cos, offset), build.add(sin, offset)
+            places = first, second, out_first, out_second
+            _rotate(code, size, (*places, *tables, scale), adjacent == 1)
 
-        def rotate(size: int, adjacent: int) -> Callable[[Any], None]:
-            def emit_pairs(index: Any) -> None:
-                offset = builder.mul(index, I64(FLOAT_BYTES * size))
-                start = builder.mul(offset, I64(2)) if adjacent else offset
-                first, out_first = builder.add(x, start), builder.add(out, start)
-                second, out_second = builder.add(first, far), builder.add(out_first, far)
-                tables = builder.add(cos, offset), builder.add(sin, offset)
-                places = first, second, out_first, out_second
-                _rotate(code, size, (*places, *tables, scale), adjacent == 1)
+        return emit_pairs
 
-            return emit_pairs
+    def emit_case(adjacent: int) -> None:
+        code.for_each(vectors, rotate(LANES, adjacent))
+        rest = build.mul(vectors, I64(LANES))
+        code.for_each(half, rotate(1, adjacent), rest)
 
-        def emit_case(adjacent: int) -> None:
-            code.for_each(vectors, rotate(LANES, adjacent))
-            rest = builder.mul(vectors, I64(LANES))
-            code.for_each(half, rotate(1, adjacent), rest)
+    code.switch(traditional, range(2), emit_case)
 
-        code.switch(traditional, range(2), emit_case)
+    def copy(index: Any) -> None:
+        offset = build.mul(index, I64(FLOAT_BYTES))
+        code.store(code.load(build.add(x, offset), kind=F32), build.add(out, offset))
 
-        def copy(index: Any) -> None:
-            offset = builder.mul(index, I64(FLOAT_BYTES))
-            code.store(code.load(builder.add(x, offset), kind=F32), builder.add(out, offset))
-
-        code.for_each(width, copy, builder.mul(half, I64(2)))
-        return context.get_dummy_value()
-
-    kinds = [*[types.int64] * 6, types.float32, types.int64]
-    return types.void(*kinds), emit
+    code.for_each(width, copy, build.mul(half, I64(2)))
 
 
 @njit(**INNER)

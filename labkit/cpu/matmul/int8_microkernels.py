@@ -17,13 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from numba import extending, types
-
 from labkit.cpu.matmul import int8_activations
 from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, WeightFormat, WeightRecord, prefetch
 from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
-from labkit.cpu.matmul.quantized_matmul import ELEMENTS, unpacked
+from labkit.cpu.matmul.quantized_matmul import ELEMENTS, call_intrinsic
 from labkit.cpu.matmul.quantized_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
@@ -249,52 +247,37 @@ def _row_parts(code: Emitter, spec: Int8Format, x: Any, groups: Any, index: Any)
     )
 
 
-@extending.intrinsic(prefer_literal=True)
-def multiply_row(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def multiply_row(code: Emitter, format_index: int, call: RowCall) -> None:
     """Multiply one row by all panels of a span, whose words are unpacked in registers."""
-    spec, vectors = FORMATS[format_index.literal_value], SPAN_PANELS * PANEL_VECTORS
+    spec, vectors = FORMATS[format_index], SPAN_PANELS * PANEL_VECTORS
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = RowCall(*unpacked(builder, arguments[1], len(RowCall._fields)))
-        code = Emitter(builder)
+    def add_group(index: Any) -> None:
+        record = code.offset(call.span, index, spec.record_bytes)
+        weights = _read_span(code, spec, record, I64(0), vectors)
+        row = _row_parts(code, spec, call.x, call.groups, index)
+        _emit_group(code, spec, weights, [row], [call.sums])
 
-        def add_group(index: Any) -> None:
-            record = code.offset(call.span, index, spec.record_bytes)
-            weights = _read_span(code, spec, record, I64(0), vectors)
-            row = _row_parts(code, spec, call.x, call.groups, index)
-            _emit_group(code, spec, weights, [row], [call.sums])
-
-        code.copy_vectors(call.sums, call.bias, vectors)
-        code.for_each(call.groups, add_group)
-        code.copy_vectors(call.out, call.sums, vectors)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    code.copy_vectors(call.sums, call.bias, vectors)
+    code.for_each(call.groups, add_group)
+    code.copy_vectors(call.out, call.sums, vectors)
 
 
-@extending.intrinsic(prefer_literal=True)
-def unpack_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def unpack_panel(code: Emitter, format_index: int, call: UnpackCall) -> None:
     """Unpack one panel of a span."""
-    spec = FORMATS[format_index.literal_value]
+    spec = FORMATS[format_index]
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = UnpackCall(*unpacked(builder, arguments[1], len(UnpackCall._fields)))
-        code = Emitter(builder)
+    def unpack_group(index: Any) -> None:
+        record = code.offset(call.span, index, spec.record_bytes)
+        weights = _read_span(code, spec, record, call.panel, PANEL_VECTORS)
+        target = code.offset(call.target, index, spec.panel_group_bytes)
+        for place, row in enumerate(zip(*weights.pairs, strict=True)):
+            _store_row(code, row, target, place)
+        for i in range(spec.group_operands):
+            _store_row(code, weights.operand(i), target, 2 + i)
 
-        def unpack_group(index: Any) -> None:
-            record = code.offset(call.span, index, spec.record_bytes)
-            weights = _read_span(code, spec, record, call.panel, PANEL_VECTORS)
-            target = code.offset(call.target, index, spec.panel_group_bytes)
-            rows = [[pair[i] for pair in weights.pairs] for i in range(2)]
-            for place, row in enumerate(rows):
-                _store_row(code, row, target, place)
-            for i in range(spec.group_operands):
-                _store_row(code, weights.operand(i), target, 2 + i)
-
-        code.for_each(call.groups, unpack_group)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    code.for_each(call.groups, unpack_group)
 
 
 def _store_row(code: Emitter, vectors: Sequence[Any], target: Any, place: int) -> None:
@@ -302,45 +285,28 @@ def _store_row(code: Emitter, vectors: Sequence[Any], target: Any, place: int) -
         code.store(vector, target, PANEL_ROW_BYTES * place + VECTOR_BYTES * v)
 
 
-@extending.intrinsic(prefer_literal=True)
-def multiply_tile(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def multiply_tile(code: Emitter, format_index: int, call: Int8TileCall) -> None:
     """Multiply up to ``TILE_ROWS`` rows by an unpacked panel."""
-    spec = FORMATS[format_index.literal_value]
+    spec, numbers = FORMATS[format_index], code.clamped(range(TILE_ROWS), call.rows)
+    sources = [code.offset(call.x, row, call.x_row_bytes) for row in numbers]
+    targets = [code.offset(call.out, row, call.out_row_bytes) for row in numbers]
+    sums = code.strided(call.sums, PANEL_ROW_BYTES, TILE_ROWS)
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = Int8TileCall(*unpacked(builder, arguments[1], len(Int8TileCall._fields)))
-        code, last = Emitter(builder), builder.sub(call.rows, I64(1))
-        numbers = [
-            builder.select(builder.icmp_signed("<", I64(row), last), I64(row), last)
-            for row in range(TILE_ROWS)
-        ]
-        sources = [code.offset(call.x, row, call.x_row_bytes) for row in numbers]
-        targets = [code.offset(call.out, row, call.out_row_bytes) for row in numbers]
-        sums = code.strided(call.sums, PANEL_ROW_BYTES, TILE_ROWS)
+    def add_group(index: Any) -> None:
+        group = code.offset(call.panel, index, spec.panel_group_bytes)
+        rows = [_row_parts(code, spec, x, call.groups, index) for x in sources]
+        _emit_group(code, spec, _read_panel(code, group), rows, sums)
 
-        def add_group(index: Any) -> None:
-            group = code.offset(call.panel, index, spec.panel_group_bytes)
-            rows = [_row_parts(code, spec, x, call.groups, index) for x in sources]
-            _emit_group(code, spec, _read_panel(code, group), rows, sums)
-
-        for total in sums:
-            code.copy_vectors(total, call.bias, PANEL_VECTORS)
-        code.for_each(call.groups, add_group)
-        for target, total in zip(targets, sums, strict=True):
-            code.copy_vectors(target, total, PANEL_VECTORS)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    for total in sums:
+        code.copy_vectors(total, call.bias, PANEL_VECTORS)
+    code.for_each(call.groups, add_group)
+    for target, total in zip(targets, sums, strict=True):
+        code.copy_vectors(target, total, PANEL_VECTORS)
 
 
-@extending.intrinsic(prefer_literal=True)
-def quantize_row(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def quantize_row(code: Emitter, format_index: int, call: QuantizeCall) -> None:
     """Quantise one row of float32."""
-    spec = FORMATS[format_index.literal_value]
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = QuantizeCall(*unpacked(builder, arguments[1], len(QuantizeCall._fields)))
-        int8_activations.emit_quantize(Emitter(builder), spec.form, spec.group_size, *call)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    spec = FORMATS[format_index]
+    int8_activations.emit_quantize(code, spec.form, spec.group_size, *call)

@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
 from numpy.typing import NDArray
 
@@ -47,8 +46,8 @@ from labkit.cpu.runtime.address_views import (
     struct_at,
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.jit import c_function, inner, intrinsic, num_threads
-from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, Emitter
+from labkit.cpu.runtime.jit import c_function, inner, num_threads
+from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, Emitter, emitted
 
 # Units per thread of a large matrix product. The more units, the less work a suspended thread
 # delays.
@@ -77,17 +76,11 @@ _quantize_at = params_at(graph_ops.QUANTIZE, "Quantize")
 _int8_matmul_at = params_at(graph_ops.INT8_MATMUL, "Int8Matmul")
 
 
-@intrinsic
-def _prefetch(typing_context: Any, address: Any) -> Any:
+@emitted()
+def _prefetch(code: Emitter, address: Any) -> None:
     """Prefetch ``PREFETCH_STRIDE`` bytes from an address on."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        for line in range(0, PREFETCH_STRIDE, CACHE_LINE_BYTES):
-            code.prefetch(builder.add(arguments[0], I64(line)))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
+    for line in range(0, PREFETCH_STRIDE, CACHE_LINE_BYTES):
+        code.prefetch(code.builder.add(address, I64(line)))
 
 
 @inner
@@ -234,14 +227,10 @@ def unit_address(op: int) -> int | None:
     return compile_unit(_FUNCTIONS[op]) if op in _FUNCTIONS else None
 
 
-@intrinsic
-def _stack_words(typing_context: Any, count: Any) -> Any:
+@emitted(types.int64)
+def _stack_words(code: Emitter, count: Any) -> Any:
     """Allocate ``count`` words on the stack of the calling function and return their address."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(builder.alloca(ir.IntType(64), arguments[0]), I64)
-
-    return types.int64(types.int64), emit
+    return code.builder.ptrtoint(code.builder.alloca(I64, count), I64)
 
 
 @inner

@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
 from numpy.typing import NDArray
 
@@ -46,8 +45,8 @@ from labkit.cpu.runtime.address_views import (
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.runtime.forward_clock import CLOCK_ID, FORWARD_CLOCK, ForwardClock
-from labkit.cpu.runtime.jit import inner, intrinsic, kernel
-from labkit.cpu.simd.simd_emitter import POINTER
+from labkit.cpu.runtime.jit import inner, kernel
+from labkit.cpu.simd.simd_emitter import I64, POINTER, Emitter, emitted
 
 MAX_REPLAY_ROWS = 64  # larger steps are not replayed, because Python's share of them is small
 # Reads of the counter (some 20 ns each) before a waiting thread yields its core.
@@ -75,27 +74,17 @@ node_at = struct_at("GraphNode", graph_ops.NODE)
 out_at = struct_at("GraphOut", np.dtype([("out", np.int64)]))
 
 
-@intrinsic
-def _add_one(typing_context: Any, counter: Any) -> Any:
+@emitted()
+def _add_one(code: Emitter, counter: Any) -> None:
     """Add one to the int64 at an address, ordered after all preceding writes."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], POINTER)
-        builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
+    code.builder.atomic_rmw("add", code.builder.inttoptr(counter, POINTER), I64(1), "seq_cst")
 
 
-@intrinsic
-def _read(typing_context: Any, counter: Any) -> Any:
+@emitted(types.int64)
+def _read(code: Emitter, counter: Any) -> Any:
     """Read the int64 at an address, ordered before all following reads."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load_atomic(pointer, "seq_cst", 8)
-
-    return types.int64(types.int64), emit
+    pointer = code.builder.inttoptr(counter, I64.as_pointer())
+    return code.builder.load_atomic(pointer, "seq_cst", 8)
 
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())

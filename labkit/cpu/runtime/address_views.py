@@ -14,7 +14,7 @@ from numba import carray, extending, from_dtype, types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from labkit.cpu.runtime.jit import inlined, intrinsic
+from labkit.cpu.runtime.jit import emitted, inlined, intrinsic
 
 
 class StructType(types.Record):  # type: ignore[misc]
@@ -65,12 +65,9 @@ def address_of(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), emit
+@emitted(types.voidptr)
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, cgutils.voidptr_t)
 
 
 @inlined

@@ -14,8 +14,7 @@ core to another process. For a while all workers then spin only briefly, because
 up the time slice that the next job needs. After a longer jump they do not in a live arm's process,
 which was stopped during another arm's turn.
 
-The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words. All code is in one
-file because numba's cache only checks the file of the calling function for changes.
+The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.jit import emitted
 from labkit.cpu.runtime.numba_pipelines import CallerCompiler, InnerCompiler
 
 POOL_SYMBOL = "labkit_pool"
@@ -87,144 +86,88 @@ def _pool_memory(builder: Any) -> Any:
 
 
 # Intrinsics, because numba would compile a function once for each constant.
-@intrinsic
-def _address(_typing, word):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _address(builder: Any, word: Any) -> Any:
     """Return the address of a word of the pool's memory."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.add(_pool_memory(builder), builder.mul(arguments[0], _I64(8)))
-
-    return types.intp(types.intp), emit
+    return builder.add(_pool_memory(builder), builder.mul(word, _I64(8)))
 
 
-@intrinsic
-def _worker_address(_typing, k, word):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _worker_address(builder: Any, k: Any, word: Any) -> Any:
     """Return the address of a word of worker k. Workers are numbered from 1."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        k, word = arguments
-        first = builder.mul(builder.sub(k, _I64(1)), _I64(8 * WORKER_WORDS))
-        offset = builder.add(builder.mul(word, _I64(8)), _I64(8 * FIRST_WORKER))
-        return builder.add(_pool_memory(builder), builder.add(first, offset))
-
-    return types.intp(types.intp, types.intp), emit
+    first = builder.mul(builder.sub(k, _I64(1)), _I64(8 * WORKER_WORDS))
+    offset = builder.add(builder.mul(word, _I64(8)), _I64(8 * FIRST_WORKER))
+    return builder.add(_pool_memory(builder), builder.add(first, offset))
 
 
-@intrinsic
-def _load(_typing, address):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _load(builder: Any, address: Any) -> Any:
     """Read a word non-atomically. No other thread may write it at the same time."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], _POINTER))
-
-    return types.intp(types.intp), emit
+    return builder.load(builder.inttoptr(address, _POINTER))
 
 
-@intrinsic
-def _store(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted()
+def _store(builder: Any, address: Any, value: Any) -> None:
     """Write a word non-atomically. No other thread may read it at the same time."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _POINTER))
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), emit
+    builder.store(value, builder.inttoptr(address, _POINTER))
 
 
-@intrinsic
-def _load_atomic(_typing, address):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _load_atomic(builder: Any, address: Any) -> Any:
     """Read a word atomically, because other threads write it."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _POINTER), _ORDER, 8)
-
-    return types.intp(types.intp), emit
+    return builder.load_atomic(builder.inttoptr(address, _POINTER), _ORDER, 8)
 
 
-@intrinsic
-def _store_atomic(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted()
+def _store_atomic(builder: Any, address: Any, value: Any) -> None:
     """Write a word atomically, because other threads read it."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, value = arguments
-        builder.store_atomic(value, builder.inttoptr(address, _POINTER), _ORDER, 8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), emit
+    builder.store_atomic(value, builder.inttoptr(address, _POINTER), _ORDER, 8)
 
 
-@intrinsic
-def _fetch_add(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _fetch_add(builder: Any, address: Any, value: Any) -> Any:
     """Add ``value`` to a word atomically and return the word's old value."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, value = arguments
-        return builder.atomic_rmw("add", builder.inttoptr(address, _POINTER), value, _ORDER)
-
-    return types.intp(types.intp, types.intp), emit
+    return builder.atomic_rmw("add", builder.inttoptr(address, _POINTER), value, _ORDER)
 
 
-@intrinsic
-def _fetch_and(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted()
+def _fetch_and(builder: Any, address: Any, value: Any) -> None:
     """Replace a word by its bitwise and with ``value``, atomically."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, value = arguments
-        builder.atomic_rmw("and", builder.inttoptr(address, _POINTER), value, _ORDER)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), emit
+    builder.atomic_rmw("and", builder.inttoptr(address, _POINTER), value, _ORDER)
 
 
-@intrinsic
-def _compare_and_swap(_typing, address, expected, value):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _compare_and_swap(builder: Any, address: Any, expected: Any, value: Any) -> Any:
     """Write ``value`` to a word if it equals ``expected``, atomically. Return its old value."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, expected, value = arguments
-        pointer = builder.inttoptr(address, _POINTER)
-        pair = builder.cmpxchg(pointer, expected, value, _ORDER, _ORDER)
-        return builder.extract_value(pair, 0)
-
-    return types.intp(types.intp, types.intp, types.intp), emit
+    pointer = builder.inttoptr(address, _POINTER)
+    pair = builder.cmpxchg(pointer, expected, value, _ORDER, _ORDER)
+    return builder.extract_value(pair, 0)
 
 
-@intrinsic
-def _pause(_typing):  # type: ignore[no-untyped-def]
+@emitted()
+def _pause(builder: Any) -> None:
     """Hint to the core that it is in a spin loop."""
-
-    def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        if platform.machine() in _PAUSE:
-            name, values = _PAUSE[platform.machine()]
-            arguments = [ir.IntType(32)(value) for value in values]
-            kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    if platform.machine() in _PAUSE:
+        name, values = _PAUSE[platform.machine()]
+        arguments = [ir.IntType(32)(value) for value in values]
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-@intrinsic
-def _stack_words(_typing, count):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _stack_words(builder: Any, count: Any) -> Any:
     """Allocate ``count`` words on the stack of the calling function and return their address."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(builder.alloca(_I64, arguments[0]), _I64)
-
-    return types.intp(types.intp), emit
+    return builder.ptrtoint(builder.alloca(_I64, count), _I64)
 
 
-@intrinsic
-def _call(_typing, function, arguments, dimensions, steps, data):  # type: ignore[no-untyped-def]
+@emitted()
+def _call(
+    builder: Any, function: Any, arguments: Any, dimensions: Any, steps: Any, data: Any
+) -> None:
     """Call the loop body that numba generated, whose address is ``function``."""
-
-    def emit(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
-        function, *rest = values
-        builder.call(builder.inttoptr(function, kind.as_pointer()), rest)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 5), emit
+    kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
+    pointer = builder.inttoptr(function, kind.as_pointer())
+    builder.call(pointer, [arguments, dimensions, steps, data])
 
 
 @njit(pipeline_class=InnerCompiler)

@@ -7,12 +7,15 @@ fixed order and no fast-math, so that the bits of an element never depend on oth
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
+from labkit.cpu.runtime import jit
 from labkit.cpu.simd.register_tile_sizes import AVX2, AVX512, HOST_REGISTERS, LANES, NEON
 
 F32 = ir.FloatType()
@@ -96,7 +99,7 @@ class Emitter:
         return self.builder.call(self.declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
 
     def outer_product(
-        self, factors: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]
+        self, factors: Iterable[Any], columns: Sequence[Any], sums: Sequence[Any]
     ) -> list[Any]:
         """Add an outer product to a register tile and return the tile.
 
@@ -304,6 +307,15 @@ class Emitter:
             build.branch(after)
         build.position_at_end(after)
 
+    def clamped(self, numbers: Sequence[int], count: Any) -> list[Any]:
+        """Return the numbers as int64, those from ``count`` on replaced by ``count - 1``."""
+        build = self.builder
+        last = build.sub(count, I64(1))
+        return [
+            build.select(build.icmp_signed("<", I64(number), last), I64(number), last)
+            for number in numbers
+        ]
+
     def strided(self, address: Any, stride: Any, count: int) -> list[Any]:
         """Return ``count`` addresses from ``address`` on, ``stride`` bytes apart."""
         return [self.offset(address, I64(index), stride) for index in range(count)]
@@ -322,3 +334,16 @@ class Emitter:
         """Return the LLVM intrinsic ``name``, and declare it in the module at the first use."""
         module = self.builder.module
         return module.globals.get(name) or ir.Function(module, kind, name)
+
+
+def emitted(result: Any = types.void, **kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate as ``jit.emitted``, but a function whose first parameter is an ``Emitter``."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @functools.wraps(emit)
+        def with_builder(builder: Any, *values: Any) -> Any:
+            return emit(Emitter(builder), *values)
+
+        return jit.emitted(result, **kinds)(with_builder)
+
+    return decorate
