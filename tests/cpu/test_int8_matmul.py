@@ -21,7 +21,7 @@ FORMATS = [
     pytest.param(*key, marks=() if key in FAST else pytest.mark.slow)
     for key in ((spec.element, spec.bits, spec.group_size) for spec in int8_microkernels.FORMATS)
 ]
-MORE_FORMATS = []  # of ``compiled``
+MORE_FORMATS = []  # of ``use_functions_of``
 
 
 def random(seed, *shape):
@@ -73,9 +73,8 @@ def test_activations_are_the_nearest_multiples_of_the_scale():
 
 @pytest.mark.parametrize(("element", "bits", "group"), FORMATS)
 def test_products_have_the_bits_of_the_reference(element, bits, group):
-    functions = int8_matmul.int8_functions(element, bits, group)
     matrix = self_test.random_matrix(element, bits, group)
-    assert self_test.find_mismatch(functions, matrix) is None
+    assert self_test.find_mismatch(matrix) is None
     self_test.verify(element, bits, group)
 
 
@@ -130,8 +129,8 @@ def test_weights_of_other_formats_are_multiplied_in_float32():
     np.testing.assert_allclose(packed.take(ids), dequantized(matrix)[ids], rtol=1e-6)
 
 
-def compiled(monkeypatch, spec, *, tag):
-    """Compile the functions of a format, without numba's cache.
+def use_functions_of(monkeypatch, spec, *, tag):
+    """Compile the functions of a format, without numba's cache, and let products use them.
 
     Every format has an index of its own, because numba compiles an intrinsic once per index.
     """
@@ -144,7 +143,8 @@ def compiled(monkeypatch, spec, *, tag):
     monkeypatch.setattr(int8_microkernels, "FORMATS", [*int8_microkernels.FORMATS, *MORE_FORMATS])
     monkeypatch.setattr(int8_matmul, "FORMATS", int8_microkernels.FORMATS)
     monkeypatch.setattr(int8_matmul, "compile_function", compile_function)
-    return int8_matmul.compile_functions(len(int8_microkernels.FORMATS) - 1)
+    functions = int8_matmul.compile_functions(len(int8_microkernels.FORMATS) - 1)
+    monkeypatch.setattr(int8_matmul, "int8_functions", lambda *_: functions)
 
 
 def spec_with(form, group=32):
@@ -172,9 +172,9 @@ def test_other_cpus_forms_have_the_same_bits(monkeypatch, bits, offset):
     form = int8_dot.generic(bits)
     if offset:
         form = dataclasses.replace(form, add=add_signed, weight_offset=offset if bits == 8 else 0)
-    functions = compiled(monkeypatch, spec_with(form), tag=f"offset{offset}")
+    use_functions_of(monkeypatch, spec_with(form), tag=f"offset{offset}")
     matrix = self_test.random_matrix("float16", bits, 32)
-    assert self_test.find_mismatch(functions, matrix) is None
+    assert self_test.find_mismatch(matrix) is None
 
 
 def saturating(form):
@@ -187,9 +187,9 @@ def saturating(form):
         if sums is None:
             return total
         function = code.declared("llvm.sadd.sat.v16i16", name)
-        halves = [int8_dot._split(code, vector, 8) for vector in (sums, total)]
+        halves = [code.split(vector, 8) for vector in (sums, total)]
         parts = [code.builder.call(function, pair) for pair in zip(*halves, strict=True)]
-        return int8_dot._join(code, parts)
+        return code.join(parts)
 
     return dataclasses.replace(form, add=add, max_terms=1 << 30)
 
@@ -201,18 +201,18 @@ def test_a_lost_sign_is_caught(monkeypatch):
         store(code, form, code.builder.and_(integers, code.integer_constant(0x7F)), *place)
 
     monkeypatch.setattr(int8_activations, "_emit_store", store_unsigned)
-    functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="unsigned")
+    use_functions_of(monkeypatch, spec_with(int8_dot.host_form(4)), tag="unsigned")
     matrix = self_test.random_matrix("float16", 4, 32)
-    assert "not" in self_test.find_mismatch(functions, matrix)
+    assert "not" in self_test.find_mismatch(matrix)
 
 
 @pytest.mark.skipif(int8_dot.host_form(4).name != "pairs256", reason="needs AVX2 without VNNI")
 def test_a_saturating_sum_is_caught(monkeypatch):
     """Groups of 128 exceed an int16 only if activations and weights are the largest."""
     form = saturating(int8_dot.host_form(4))
-    functions = compiled(monkeypatch, spec_with(form, 128), tag="saturating")
+    use_functions_of(monkeypatch, spec_with(form, 128), tag="saturating")
     matrix = self_test.random_matrix("float16", 4, 128)
-    assert "not" in self_test.find_mismatch(functions, matrix)
+    assert "not" in self_test.find_mismatch(matrix)
 
 
 def test_another_groups_scale_is_caught(monkeypatch):
@@ -224,9 +224,9 @@ def test_another_groups_scale_is_caught(monkeypatch):
         )[1]
 
     monkeypatch.setattr(int8_microkernels, "_row_parts", first_header)
-    functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
+    use_functions_of(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
     matrix = self_test.random_matrix("float16", 4, 32)
-    assert "not" in self_test.find_mismatch(functions, matrix)
+    assert "not" in self_test.find_mismatch(matrix)
 
 
 def test_a_mismatch_at_load_says_what_to_set(monkeypatch):

@@ -12,19 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.matmul import int8_activations
-from labkit.cpu.matmul.gemm import PANEL_COLUMNS
-from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions
+from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS
 from labkit.cpu.matmul.int8_microkernels import TILE_ROWS
-from labkit.cpu.matmul.matmul_op_kernels import int8_product
+from labkit.cpu.matmul.packed_linear import PackedLinear
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
-from labkit.cpu.matmul.quantized_weights import (
-    SPAN_COLUMNS,
-    SPAN_PANELS,
-    QuantizedMatrix,
-)
+from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, QuantizedMatrix
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
-from labkit.cpu.runtime.address_views import address_of
 
 Floats = NDArray[np.float32]
 _CHECKED_GROUPS = 3
@@ -105,47 +99,14 @@ def random_rows(depth: int) -> Floats:
     return x
 
 
-def kernel_product(
-    functions: Int8Functions, x: Floats, matrix: QuantizedMatrix, bias: Floats
-) -> Floats:
-    """Return the same product as ``multiply``, computed by the compiled functions of a format."""
-    width, groups = len(bias), matrix.scales.shape[1]
-    spans = np.zeros((-(-width // SPAN_COLUMNS), groups * matrix.record_dtype.itemsize), np.uint8)
-    matrix.write_records(spans.view(matrix.record_dtype))
-    columns = np.zeros((len(spans) * SPAN_PANELS, 3), np.int64)
-    columns[:, 1], columns[:, 2] = width, np.arange(len(columns)) * PANEL_COLUMNS
-    padded = np.zeros(len(columns) * PANEL_COLUMNS, np.float32)
-    padded[:width] = bias
-    addresses, depth = address_of(functions.addresses), x.shape[1]
-    constants = {
-        "functions": addresses,
-        "groups": groups,
-        "row_bytes": functions.row_bytes(depth),
-        "depth": depth,
-    }
-    weights = {
-        "weights": address_of(spans),
-        "span_bytes": spans.shape[1],
-        "group_bytes": functions.spec.panel_group_bytes,
-    }
-    shared = {
-        "bias": address_of(padded),
-        "columns": address_of(columns),
-        "num_panels": len(columns),
-        "out_width": width,
-    }
-    out = np.empty((len(x), width), np.float32)
-    int8_product(constants | shared, constants, weights)(x, out.reshape(-1))
-    return out
-
-
-def find_mismatch(functions: Int8Functions, matrix: QuantizedMatrix) -> str | None:
+def find_mismatch(matrix: QuantizedMatrix) -> str | None:
     """Return where the kernel differs from the reference, as text, or None if it does not."""
     x = random_rows(matrix.shape[1])
     bias = np.linspace(-1, 1, matrix.shape[0], dtype=np.float32)
     expected = multiply(x, matrix, bias)
+    packed = PackedLinear([matrix], [bias], activations="int8")
     for rows in (1, MAX_SINGLE_ROWS + 1, MAX_FUSED_ROWS, len(x)):
-        out = kernel_product(functions, x[:rows], matrix, bias)
+        (out,) = packed.multiply(x[:rows])
         differs = out != expected[:rows]
         if differs.any():
             row, column = np.argwhere(differs)[0]
@@ -162,9 +123,7 @@ def verify(element: str, bits: int, group_size: int) -> None:
 
     Raises ``Int8MismatchError`` if the bits differ. The message names the first wrong element.
     """
-    mismatch = find_mismatch(
-        int8_functions(element, bits, group_size), random_matrix(element, bits, group_size)
-    )
+    mismatch = find_mismatch(random_matrix(element, bits, group_size))
     if mismatch is not None:
         raise Int8MismatchError(
             f"engine.activations=int8: the product with {bits} bits in groups of {group_size} "

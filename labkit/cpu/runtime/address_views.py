@@ -71,42 +71,24 @@ def _pointer(builder: Any, address: Any) -> Any:
 
 
 @inlined
-def float_array(address: int, size: int) -> Any:
-    """Return the memory at an address as float32 [size]."""
-    return carray(_pointer(address), (size,), np.float32)
+def float_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as float32 of a shape: an int or a tuple of ints."""
+    return carray(_pointer(address), shape, np.float32)
 
 
 @inlined
-def float_matrix(address: int, rows: int, width: int) -> Any:
-    """Return the memory at an address as float32 [rows, width]."""
-    return carray(_pointer(address), (rows, width), np.float32)
+def int32_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as int32, as in ``float_array``."""
+    return carray(_pointer(address), shape, np.int32)
 
 
 @inlined
-def int32_array(address: int, size: int) -> Any:
-    """Return the memory at an address as int32 [size]."""
-    return carray(_pointer(address), (size,), np.int32)
+def int64_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as int64, as in ``float_array``."""
+    return carray(_pointer(address), shape, np.int64)
 
 
 @inlined
-def int64_array(address: int, size: int) -> Any:
-    """Return the memory at an address as int64 [size]."""
-    return carray(_pointer(address), (size,), np.int64)
-
-
-@inlined
-def int64_matrix(address: int, rows: int, width: int) -> Any:
-    """Return the memory at an address as int64 [rows, width]."""
-    return carray(_pointer(address), (rows, width), np.int64)
-
-
-@inlined
-def byte_matrix(address: int, rows: int, width: int) -> Any:
-    """Return the memory at an address as uint8 [rows, width]."""
-    return carray(_pointer(address), (rows, width), np.uint8)
-
-
-@inlined
-def float_panels(address: int, panels: int, depth: int, width: int) -> Any:
-    """Return the memory at an address as float32 [panels, depth, width]."""
-    return carray(_pointer(address), (panels, depth, width), np.float32)
+def byte_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as uint8, as in ``float_array``."""
+    return carray(_pointer(address), shape, np.uint8)
