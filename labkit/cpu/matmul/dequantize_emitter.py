@@ -60,9 +60,12 @@ class WeightRecord:
         A row has an element for every column of the span. It starts at address ``start``. A vector
         takes ``vector_bytes`` bytes.
         """
-        build = code.builder
-        first = build.add(start, build.mul(self.panel, I64(PANEL_VECTORS * vector_bytes)))
-        return [build.add(first, I64(v * vector_bytes)) for v in range(self.vectors)]
+        first = code.offset(start, self.panel, PANEL_VECTORS * vector_bytes)
+        return [code.builder.add(first, I64(v * vector_bytes)) for v in range(self.vectors)]
+
+    def load_row(self, code: Emitter, start: Any, element: ElementType) -> list[Any]:
+        """Load the vectors of a row of numbers, widened to float32."""
+        return [element.load(code, place) for place in self.row(code, start, element.vector_bytes)]
 
 
 class RecordFormat(Protocol):
@@ -128,7 +131,7 @@ class WeightFormat:
             address = build.add(record.address, offset)
             prefetch(code, address, self.pack_bytes)
             decode = self._emit_pack(code, record, address, header)
-            k = build.add(record.first_step, build.mul(pack, I64(self.pack_steps)))
+            k = code.offset(record.first_step, pack, self.pack_steps)
             for i in range(self.pack_steps):
                 weights = [decode(i, vector) for vector in range(record.vectors)]
                 carried = step(build.add(k, I64(i)), weights, carried)
@@ -160,8 +163,7 @@ class WeightFormat:
         ``decode`` emits the code that makes one vector of float32 weights.
         """
         if not self.bits:
-            places = record.row(code, pack, self.element.vector_bytes)
-            numbers = [self.element.load(code, place) for place in places]
+            numbers = record.load_row(code, pack, self.element)
             return lambda step, vector: numbers[vector]
         words = load_words(code, record, pack, self.pack_steps * self.bits // WORD_BITS)
         return lambda step, vector: self._dequantize(code, words[vector], step, *header[vector])
@@ -224,22 +226,16 @@ class BlockWeightFormat:
     ) -> list[Any]:
         build, layout = code.builder, self.layout
         prefetch(code, record.address, self._super_bytes)
-        supers = [
-            [
-                FLOAT16.load(code, place)
-                for place in record.row(
-                    code,
-                    build.add(record.address, I64(i * SPAN_COLUMNS * FLOAT16.bytes)),
-                    FLOAT16.vector_bytes,
-                )
-            ]
+        starts = (
+            build.add(record.address, I64(i * SPAN_COLUMNS * FLOAT16.bytes))
             for i in range(len(layout.super_arrays))
-        ]
+        )
+        supers = [record.load_row(code, start, FLOAT16) for start in starts]
 
         def run(index: Any, carried: list[Any]) -> list[Any]:
             offset = build.add(build.mul(index, I64(self._run_bytes)), I64(self._super_bytes))
             address = build.add(record.address, offset)
-            first = build.add(record.first_step, build.mul(index, I64(layout.run_steps)))
+            first = code.offset(record.first_step, index, layout.run_steps)
             return self._emit_run(code, record, (address, first), supers, step, carried)
 
         return code.loop(I64(layout.block_steps // layout.run_steps), run, carried)
@@ -269,7 +265,7 @@ class BlockWeightFormat:
             prefetch(code, start, num_words * WORD_ROW_BYTES)
             words = load_words(code, record, start, num_words)
             numbers = [self._numbers(code, words[v]) for v in range(record.vectors)]
-            k = build.add(first_step, build.mul(index, I64(steps)))
+            k = code.offset(first_step, index, steps)
             for i in range(steps):
                 # A run has several packs or several groups, never both.
                 header = headers[i // self.layout.group_size]
@@ -326,7 +322,7 @@ class BlockWeightFormat:
                 parts[i] = build.fmul(parts[i], factors[v])
             bias = None
             if layout.minimums:
-                bias = code.negative(parts[1])
+                bias = build.fneg(parts[1])
             elif not layout.table:
                 bias = build.fmul(parts[0], code.constant(-float(layout.offset)))
             pairs.append((parts[0], bias))

@@ -40,7 +40,6 @@ from labkit.cpu.simd.simd_emitter import (
 # sum of ``_ROUNDING_BITS`` and the bits of the sum.
 _ROUNDING = 12582912.0
 _ROUNDING_BITS = 0x4B400000
-_MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but the sign
 
 
 def header_floats(form: DotForm) -> int:
@@ -73,19 +72,7 @@ def emit_quantize(
 def _emit_scale(code: Emitter, numbers: list[Any]) -> tuple[Any, Any]:
     """Return a group's scale, and a vector of the factor that turns activations into integers."""
     build = code.builder
-
-    def larger(a: Any, b: Any) -> Any:
-        # As integers, because magnitudes have the order of their bits, with NaN as the largest.
-        return build.select(build.icmp_signed(">", a, b), a, b)
-
-    magnitudes = [
-        build.and_(build.bitcast(number, I32_VECTOR), code.integer_constant(_MAGNITUDE))
-        for number in numbers
-    ]
-    largest = magnitudes[0]
-    for magnitude in magnitudes[1:]:
-        largest = larger(largest, magnitude)
-    top = build.bitcast(code.first_lane(code.reduce_lanes(largest, larger)), F32)
+    top = build.bitcast(code.first_lane(code.largest_magnitude(numbers)), F32)
     limit, zero = ir.Constant(F32, float(MAX_ACTIVATION)), ir.Constant(F32, 0.0)
     factor = build.select(build.fcmp_ordered("==", top, zero), zero, build.fdiv(limit, top))
     return build.fdiv(top, limit), code.splat(factor)
@@ -110,10 +97,8 @@ def _emit_store(code: Emitter, form: DotForm, integers: Any, address: Any, offse
 def _emit_header(
     code: Emitter, form: DotForm, scale: Any, integers: list[Any], header: Any
 ) -> None:
-    build, total = code.builder, integers[0]
-    for vector in integers[1:]:
-        total = build.add(total, vector)
-    total = code.first_lane(code.reduce_lanes(total, build.add))
+    build = code.builder
+    total = code.first_lane(code.reduce(integers, build.add))
     code.store(scale, header)
     code.store(build.fmul(scale, build.sitofp(total, F32)), header, FLOAT_BYTES)
     if form.weight_offset:

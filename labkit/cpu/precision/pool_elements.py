@@ -13,13 +13,12 @@ is ``scale * integer + bias``, with two roundings, as in MLX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import from_dtype
 
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32, ElementType
 from labkit.cpu.precision.kv_dtypes import GROUP_HEADER_BYTES, KV_GROUP, QUANTIZED_BITS, group_bytes
@@ -37,7 +36,6 @@ from labkit.cpu.simd.simd_emitter import (
 I8_VECTOR = ir.VectorType(ir.IntType(8), LANES)
 GROUP_VECTORS = KV_GROUP // LANES
 _INFINITY_BITS = 0x7F800000
-_MAGNITUDE = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def _emit_scale_and_bias(code: Emitter, numbers: list[Any], largest: int) -> tup
     def smaller(a: Any, b: Any) -> Any:
         return build.select(build.fcmp_ordered("<", a, b), a, b)
 
-    low, high = _reduce(code, numbers, smaller), _reduce(code, numbers, code.maximum)
+    low, high = code.reduce(numbers, smaller), code.reduce(numbers, code.maximum)
     width = build.fdiv(build.fsub(high, low), code.constant(float(largest)))
     scale = code.maximum(width, code.constant(MIN_SCALE))
     from_low = build.fcmp_ordered(">", code.absolute(low), code.absolute(high))
@@ -111,41 +109,25 @@ def _emit_scale_and_bias(code: Emitter, numbers: list[Any], largest: int) -> tup
     exact = build.fcmp_unordered("!=", steps, code.constant(0.0))
     scale = build.select(exact, build.fdiv(edge, steps), scale)
     bias = build.select(exact, edge, code.constant(0.0))
-    # As integers, magnitudes have the order of their bits, with infinity and NaN as the largest.
-    magnitudes = [
-        build.and_(build.bitcast(number, I32_VECTOR), code.integer_constant(_MAGNITUDE))
-        for number in numbers
-    ]
-    top = _reduce(code, magnitudes, lambda a, b: build.select(build.icmp_signed(">", a, b), a, b))
-    finite = build.icmp_signed("<", top, code.integer_constant(_INFINITY_BITS))
+    largest_bits = code.largest_magnitude(numbers)
+    finite = build.icmp_signed("<", largest_bits, code.integer_constant(_INFINITY_BITS))
     return scale, build.select(finite, bias, code.constant(float("nan")))
 
 
-def _reduce(code: Emitter, vectors: list[Any], combine: Callable[[Any, Any], Any]) -> Any:
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = combine(total, vector)
-    return code.reduce_lanes(total, combine)
-
-
-INT8, INT4 = (QuantizedType(bits) for bits in QUANTIZED_BITS.values())
 PoolElement = ElementType | QuantizedType
-# The dtype of ``kv_dtype_marker`` in a launch's parameters, by the type of the KV pools. Integers
-# represent the half-precision types, because numba has no float16 on the CPU.
-MARKER_DTYPES = {
-    "float32": np.float32,
-    "float16": np.int16,
-    "bfloat16": np.uint16,
-    "int8": np.int8,
-    "int4": np.uint8,
+INT8, INT4 = (QuantizedType(bits) for bits in QUANTIZED_BITS.values())
+# The element types by the type of the KV pools, each with the dtype of ``kv_dtype_marker`` in a
+# launch's parameters. Integers represent the half-precision types, because numba has no float16 on
+# the CPU.
+_ELEMENTS: dict[str, tuple[Any, PoolElement]] = {
+    "float32": (np.float32, FLOAT32),
+    "float16": (np.int16, FLOAT16),
+    "bfloat16": (np.uint16, BFLOAT16),
+    "int8": (np.int8, INT8),
+    "int4": (np.uint8, INT4),
 }
-_BY_MARKER: dict[Any, PoolElement] = {
-    types.float32: FLOAT32,
-    types.int16: FLOAT16,
-    types.uint16: BFLOAT16,
-    types.int8: INT8,
-    types.uint8: INT4,
-}
+MARKER_DTYPES = {name: marker for name, (marker, _) in _ELEMENTS.items()}
+_BY_MARKER = {from_dtype(np.dtype(marker)): element for marker, element in _ELEMENTS.values()}
 
 
 def element_type(params: Any) -> PoolElement:
