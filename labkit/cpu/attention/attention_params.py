@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 from labkit.cpu.precision.pool_elements import MARKER_DTYPES
 from labkit.cpu.runtime.address_views import StructType, address_of
+from labkit.cpu.runtime.jit import c_function
 from labkit.cpu.simd.simd_emitter import LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
@@ -50,6 +52,16 @@ PARAMS_DTYPES = {
 def params_type(params: np.dtype[Any]) -> StructType:
     """Return the numba type of one of ``PARAMS_DTYPES``."""
     return StructType(f"AttentionParams_{params['kv_dtype_marker']}", params)
+
+
+def compile_body(function: Any, pool_dtype: np.dtype[Any]) -> int:
+    """Compile the arithmetic of a unit (or load it from numba's cache) and return its address.
+
+    ``function`` becomes a C function of int64. Its first parameter points to a struct of
+    ``PARAMS_DTYPES``, for pools of this dtype; six others follow. It returns an int64.
+    """
+    params = types.CPointer(params_type(PARAMS_DTYPES[pool_dtype]))
+    return int(c_function(types.int64(params, *[types.int64] * 6))(function).address)
 
 
 class Partials(NamedTuple):

@@ -88,10 +88,7 @@ def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
             out[i] = np.float32(0.5 * value * (1.0 + math.erf(value * 0.7071067811865476)))
 
 
-@thread_pool.kernel(
-    "void(int64, float32[::1], float32[::1], float32[::1])",
-    error_model="numpy",
-)
+@thread_pool.kernel("void(int64, float32[::1], float32[::1], float32[::1])")
 def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     if x.size < MIN_PARALLEL_NUMBERS:
         activate(kind, x, gated, out)

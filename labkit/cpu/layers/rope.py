@@ -124,8 +124,7 @@ def _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, first
 
 @thread_pool.kernel(
     "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
-    " int64, float32[:, ::1])",
-    error_model="numpy",
+    " int64, float32[:, ::1])"
 )
 def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
     """Rotate rows [batch * heads * length, head_dim] and return 0.
@@ -179,10 +178,6 @@ class RotaryTable:
         _, heads, length, width = x.shape
         if not isinstance(offsets, TracedPositions) or length != 1:
             raise NotCapturable("the model rotates by positions that are not those of the tokens")
-        if width < 2 * self._inverse.size:
-            raise ValueError(
-                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
-            )
         out = x.capture.new_array(x.shape)
         node = x.capture.add_node(
             graph_ops.ROPE,
@@ -232,19 +227,19 @@ class RotaryTable:
             A position is negative, the number of offsets is not B, or the heads have too few
             dimensions.
         """
+        batch, heads, length, width = x.shape
+        if width < 2 * self._inverse.size:
+            raise ValueError(
+                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
+            )
         if isinstance(x, TracedArray):
             return self._capture(x, offsets, traditional, input_scale)
-        batch, heads, length, width = x.shape
         starts = np.asarray(offsets, np.int32)
         if starts.ndim == 0:
             starts = np.full(batch, starts, np.int32)
         if starts.shape != (batch,):
             raise ValueError(
                 f"offsets have shape {starts.shape}; it must be ({batch},), one per batch row"
-            )
-        if width < 2 * self._inverse.size:
-            raise ValueError(
-                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
             )
         rows = np.ascontiguousarray(x).reshape(-1, width)
         out = np.empty_like(rows)

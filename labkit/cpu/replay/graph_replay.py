@@ -43,7 +43,7 @@ from labkit.cpu.runtime.address_views import (
     int64_array,
     struct_at,
 )
-from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.aligned_memory import aligned_zeros
 from labkit.cpu.runtime.forward_clock import CLOCK_ID, FORWARD_CLOCK, ForwardClock
 from labkit.cpu.runtime.jit import inner, kernel
 from labkit.cpu.simd.simd_emitter import I64, POINTER, Emitter, emitted
@@ -252,9 +252,7 @@ class ExecutableGraph:
         self._set_words()
         self._nodes = np.zeros(len(self._ops), graph_ops.NODE)
         self._nodes["op"] = self._ops
-        self._nodes["unit"] = [
-            0 if op == graph_ops.ATTENTION else unit_address(op) for op in self._ops
-        ]
+        self._nodes["unit"] = [unit_address(op) for op in self._ops]
         self._nodes["params"] = address_of(self._words) + graph_ops.WORD_BYTES * self._starts[:-1]
         self._progress = np.zeros(1 + len(self._ops), np.int64)
         self._began = np.zeros(len(self._ops), _TIMESPEC)
@@ -280,8 +278,8 @@ class ExecutableGraph:
         lifetimes = {b: span for b, span in lifetimes.items() if b not in elsewhere}
         num_bytes = {buffer: MAX_REPLAY_ROWS * size for buffer, size in enumerate(graph.row_bytes)}
         offsets, size = graph_memory.place_buffers(lifetimes, num_bytes)
-        self._arena = np.empty(size + CACHE_LINE_BYTES, np.uint8)
-        start = -(-address_of(self._arena) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        self._arena = aligned_zeros(1, size)
+        start = address_of(self._arena)
         addresses = {buffer: start + offset for buffer, offset in offsets.items()}
         addresses[TOKEN_IDS] = address_of(self._token_ids)
         addresses[POSITIONS] = address_of(self._positions)

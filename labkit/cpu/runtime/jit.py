@@ -41,7 +41,7 @@ def c_function(signature: Any) -> Callable[[F], Any]:
 
 def kernel(function: F) -> F:
     """Compile a kernel: a function whose ``prange`` loops run on the thread pool."""
-    return cast(F, thread_pool.kernel(error_model="numpy")(function))
+    return cast(F, thread_pool.kernel()(function))
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
