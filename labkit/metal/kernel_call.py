@@ -33,15 +33,9 @@ class KernelCall:
     def with_inputs(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
         """Return a copy of the call with other inputs."""
         return KernelCall(
-            self.name,
-            self.header,
-            self.body,
-            inputs,
-            self.outputs,
-            self.template,
-            self.groups,
+            self.name, self.header, self.body, inputs, self.outputs, self.template, self.groups,
             self.threads,
-        )
+        )  # fmt: skip
 
     def __call__(
         self, inputs: Sequence[mx.array] | None = None, poison: bool = False

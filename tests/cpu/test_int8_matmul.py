@@ -135,9 +135,10 @@ def use_functions_of(monkeypatch, spec, *, tag):
     Every format has an index of its own, because numba compiles an intrinsic once per index.
     """
 
-    def compile_function(function, arguments, *constants):
+    def compile_function(function, *constants):
         function.__qualname__ = "_".join([function.__name__, tag, *map(str, constants)])
-        return numba.cfunc(types.void(*[types.int64] * arguments))(function)
+        arguments = [types.int64] * function.__code__.co_argcount
+        return numba.cfunc(types.void(*arguments))(function)
 
     MORE_FORMATS.append(spec)
     monkeypatch.setattr(int8_microkernels, "FORMATS", [*int8_microkernels.FORMATS, *MORE_FORMATS])

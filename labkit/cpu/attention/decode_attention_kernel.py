@@ -274,12 +274,8 @@ def block_count(params: Any, begin: int, end: int) -> int:
 def body(pool_dtype: np.dtype[Any], plain: bool = True) -> int:
     """Compile the body of decode units (or load it from numba's cache) and return its address.
 
-    Parameters
-    ----------
-    pool_dtype
-        The NumPy dtype of the KV pools.
-    plain
-        True: units attend to all keys of the window (``attend``). False: ``attend_part``.
+    ``pool_dtype`` is the NumPy dtype of the KV pools. If ``plain``, units attend to all keys of
+    the window (``attend``), else ``attend_part`` is compiled.
 
     The body is a C function ``int64 (params *, memory, sequence, q_head, partition, token, high)``
     as in ``compile_body``. ``memory`` is the address of ``scratch_bytes`` bytes. The function

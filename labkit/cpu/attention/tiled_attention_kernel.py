@@ -273,12 +273,8 @@ def add_values(params: Any, scratch: Scratch, row: int, count: int, begin: int, 
 def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
     """Compile the body of tiled units (or load it from numba's cache) and return its address.
 
-    Parameters
-    ----------
-    pool_dtype
-        The NumPy dtype of the KV pools.
-    window_skip
-        Whether keys before the window are skipped (``attend``) or computed (``attend_masked``).
+    ``pool_dtype`` is the NumPy dtype of the KV pools, ``window_skip`` whether keys before the
+    window are skipped (``attend``) or computed (``attend_masked``).
 
     The body is a C function ``int64 (params *, memory, sequence, q_head, token, tokens, high)`` as
     in ``compile_body``. ``memory`` is the address of ``scratch_bytes`` bytes. The function returns

@@ -68,9 +68,7 @@ def _layer_norm(x, weight, bias, eps, out):  # type: ignore[no-untyped-def]
 
 
 def _rows(x: Array) -> Array:
-    if not x.flags.c_contiguous:
-        x = np.ascontiguousarray(x)
-    return x.reshape(-1, x.shape[-1])
+    return np.ascontiguousarray(x).reshape(-1, x.shape[-1])
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
-from labkit.cpu.runtime.jit import num_threads
-from labkit.cpu.runtime.numba_pipelines import INNER
+from labkit.cpu.runtime.jit import inner, num_threads
 from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter, emitted
 
@@ -101,7 +100,7 @@ def rotate_row(code, x, out, cos, sin, half, width, scale, traditional):  # type
     code.for_each(width, copy, build.mul(half, I64(2)))
 
 
-@njit(**INNER)
+@inner
 def _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, first, end, out):  # type: ignore[no-untyped-def]
     """Rotate the rows of the heads from ``first`` to ``end``."""
     half, width = cos.shape[1], x.shape[1]
@@ -210,22 +209,11 @@ class RotaryTable:
     ) -> Array:
         """Rotate pairs of the first ``dims`` dimensions of every head by the token's position.
 
-        Parameters
-        ----------
-        x
-            float32 [B, heads, L, head_dim].
-        offsets
-            Position of the first of the L tokens: int32 [B], or one number for all.
-        traditional
-            True: dimensions 2i and 2i + 1 form a pair. False: i and i + dims / 2.
-        input_scale
-            Factor by which the rotated dimensions are multiplied (YaRN, LongRoPE).
-
-        Raises
-        ------
-        ValueError
-            A position is negative, the number of offsets is not B, or the heads have too few
-            dimensions.
+        ``x``: float32 [B, heads, L, head_dim]. ``offsets``: position of the first of the L tokens,
+        int32 [B], or one number for all. ``traditional``: dimensions 2i and 2i + 1 form a pair, else
+        i and i + dims / 2. ``input_scale``: factor by which the rotated dimensions are multiplied
+        (YaRN, LongRoPE). Raises ``ValueError`` if a position is negative, the number of offsets is
+        not B, or the heads have too few dimensions.
         """
         batch, heads, length, width = x.shape
         if width < 2 * self._inverse.size:

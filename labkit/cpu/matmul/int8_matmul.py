@@ -22,7 +22,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS
@@ -43,7 +42,7 @@ from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS, call_function, compile_function
 from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.numba_pipelines import INNER
+from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 MAX_SINGLE_ROWS = 3  # up to this number, rows are multiplied one by one
@@ -98,22 +97,16 @@ def compile_functions(index: int) -> Int8Functions:
         call = Int8TileCall(x, x_row_bytes, rows, groups, panel, bias, sums, out, out_row_bytes)
         multiply_tile(index, call)
 
-    calls: dict[Any, Any] = {
-        quantize: QuantizeCall,
-        row: RowCall,
-        unpack: UnpackCall,
-        tile: Int8TileCall,
-    }
     spec = FORMATS[index]
     compiled = [
-        compile_function(function, len(call._fields), index, spec.form.name)
-        for function, call in calls.items()
+        compile_function(function, index, spec.form.name)
+        for function in (quantize, row, unpack, tile)
     ]
     addresses = np.array([function.address for function in compiled], np.int64)
     return Int8Functions(addresses, spec, tuple(compiled))
 
 
-@njit(**INNER)
+@inner
 def aligned_floats(count):  # type: ignore[no-untyped-def]
     """Allocate ``count`` float32 that start on a cache line.
 
@@ -124,14 +117,14 @@ def aligned_floats(count):  # type: ignore[no-untyped-def]
     return memory, address + -address % CACHE_LINE_BYTES
 
 
-@njit(**INNER)
+@inner
 def quantize_task(row, functions, groups, x, quantized):  # type: ignore[no-untyped-def]
     """Quantise row ``row`` of x [M, K]."""
     source, target = x[row].ctypes.data, quantized[row].ctypes.data
     call_function(functions[QUANTIZE], QuantizeCall(source, groups, target))
 
 
-@njit(**INNER)
+@inner
 def _multiply_span(span, functions, groups, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply each row by the span, whose weights are unpacked in registers."""
     rows, first_panel = quantized.shape[0], span * SPAN_PANELS
@@ -155,7 +148,7 @@ def _multiply_span(span, functions, groups, quantized, spans, bias, columns, out
     sums[0] = 0  # keep the memory alive until the product is done
 
 
-@njit(**INNER)
+@inner
 def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Unpack a panel, and multiply all rows by it."""
     start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
@@ -195,7 +188,7 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
     unpacked[0] = sums[0] = 0  # keep the memory alive until the product is done
 
 
-@njit(**INNER)
+@inner
 def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply quantised rows by a span or, if they are more than ``MAX_FUSED_ROWS``, by a panel.
 

@@ -23,7 +23,6 @@ from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_matmul import ELEMENTS, call_intrinsic
 from labkit.cpu.matmul.quantized_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
-from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
 from labkit.cpu.simd.simd_emitter import (
     F32,
@@ -60,11 +59,6 @@ class Int8Format:
         return WeightFormat(ELEMENTS[self.element], self.bits)
 
     @property
-    def group_words(self) -> int:
-        """Number of words of a column's weights in a group."""
-        return self.group_size * self.bits // WORD_BITS
-
-    @property
     def group_operands(self) -> int:
         """Number of operands of a dot product in a group."""
         return self.group_size // self.form.lane_steps
@@ -72,7 +66,7 @@ class Int8Format:
     @property
     def record_bytes(self) -> int:
         """Bytes of a span's record, which is a group of all its columns."""
-        return self.weights.header_bytes + self.group_words * _WORD_BYTES * SPAN_COLUMNS
+        return self.weights.header_bytes + self.group_size * self.bits // 8 * SPAN_COLUMNS
 
     @property
     def panel_group_bytes(self) -> int:

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, njit, types
+from numba import extending, types
 from numpy.typing import NDArray
 
 from labkit.cpu.matmul.dequantize_emitter import (
@@ -62,8 +62,7 @@ from labkit.cpu.matmul.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32
-from labkit.cpu.runtime.jit import c_function, intrinsic
-from labkit.cpu.runtime.numba_pipelines import INNER
+from labkit.cpu.runtime.jit import c_function, inner, intrinsic
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
@@ -93,12 +92,8 @@ _FORMATS: dict[tuple[str, int, bool], RecordFormat] = {
         for name, layout in BLOCK_FORMATS.items()
     },
 }
-# The compiled functions of a format contain its index in this list as a constant.
-_FORMAT_KEYS = list(_FORMATS)
-
-
-def _format(index: int) -> RecordFormat:
-    return _FORMATS[_FORMAT_KEYS[index]]
+# The compiled functions of a format contain its index in these lists as a constant.
+_FORMAT_KEYS, _FORMAT_LIST = list(_FORMATS), list(_FORMATS.values())
 
 
 class TileCall(NamedTuple):
@@ -141,7 +136,7 @@ def _emit_steps(
 
     It has ``step`` for every step along K. Returns the last carried values.
     """
-    record_format = _format(format_index)
+    record_format = _FORMAT_LIST[format_index]
     record_bytes, record_steps = record_format.record_size(code, call.packs)
 
     def run_record(index: Any, carried: list[Any]) -> list[Any]:
@@ -232,15 +227,9 @@ class FormatFunctions:
 def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) -> FormatFunctions:
     """Compile the functions of a weight format, or load them from numba's cache.
 
-    Parameters
-    ----------
-    element
-        The type of the weights or, if ``bits`` is not 0, of scales and biases: a key of
-        ``NUMPY_DTYPES``.
-    bits
-        Bits per integer. 0: the weights are not quantised.
-    mantissa_exact
-        Whether the mantissa conversion (``WeightFormat``) is exact for the model's weights.
+    ``element``, a key of ``NUMPY_DTYPES``, is the type of the weights or, if ``bits`` is not 0, of
+    the scales and biases of integers of ``bits`` bits. ``mantissa_exact`` is whether the mantissa
+    conversion (``WeightFormat``) is exact for the model's weights.
     """
     index = _FORMAT_KEYS.index((element, bits, False))
     # Only the function for one row uses the mantissa conversion. With it, sixteen rows were 3 %
@@ -255,7 +244,7 @@ def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) 
         _compile_widen(index),
     ]
     addresses = np.array([function.address for function in compiled], np.int64)
-    return FormatFunctions(addresses, _format(index).pack_steps, tuple(compiled))
+    return FormatFunctions(addresses, _FORMAT_LIST[index].pack_steps, tuple(compiled))
 
 
 def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:
@@ -263,22 +252,23 @@ def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:
         call = TileCall(x, x_row_bytes, rows, span, records, packs, panel, bias, out, out_row_bytes)
         _multiply_tile(format_index, max_rows, panels, call)
 
-    return compile_function(tile, len(TileCall._fields), format_index, max_rows, panels)
+    return compile_function(tile, format_index, max_rows, panels)
 
 
 def _compile_widen(format_index: int) -> Any:
     def widener(span, records, packs, panel, target):  # type: ignore[no-untyped-def]
         _widen_panel(format_index, WidenCall(span, records, packs, panel, target))
 
-    return compile_function(widener, len(WidenCall._fields), format_index)
+    return compile_function(widener, format_index)
 
 
-def compile_function(function: Any, arguments: int, *constants: object) -> Any:
-    """Compile a function of ``arguments`` int64, which contains ``constants``, as a C function."""
+def compile_function(function: Any, *constants: object) -> Any:
+    """Compile a function of int64, which contains ``constants``, as a C function."""
     # A unique name, because the linker would merge two functions of the same name that were
     # compiled by different processes and loaded from the cache.
     function.__qualname__ = "_".join([function.__name__, *map(str, constants)])
-    return c_function(types.void(*[types.int64] * arguments))(function)
+    arguments = [types.int64] * function.__code__.co_argcount
+    return c_function(types.void(*arguments))(function)
 
 
 @intrinsic
@@ -296,7 +286,7 @@ def call_function(_typing, address, arguments):  # type: ignore[no-untyped-def]
     return types.void(types.int64, arguments), emit
 
 
-@njit(**INNER)
+@inner
 def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply all rows by one span, whose weights are widened in registers."""
     m, x_row_bytes = x.shape[0], x.shape[1] * FLOAT_BYTES
@@ -335,7 +325,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
                 out[target + i * width + j] = spill[i * SPAN_COLUMNS + j]
 
 
-@njit(**INNER)
+@inner
 def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Widen a panel to float32 once, and multiply all rows by the widened panel."""
     if columns[panel, 2] >= columns[panel, 1]:
@@ -356,7 +346,7 @@ def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, co
     widened[0, 0] = 0  # keep ``widened`` alive until the product is done
 
 
-@njit(**INNER)
+@inner
 def multiply_task(task, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply x by a span if it has at most ``MAX_FUSED_ROWS`` rows, else by a panel.
 
@@ -369,7 +359,7 @@ def multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
         _multiply_widened_panel(task, functions, records, packs, x, spans, bias, columns, out)
 
 
-@njit(**INNER)
+@inner
 def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-untyped-def]
     """Write a row of the matrix, widened to float32, to ``out`` [K]."""
     span, column = row // SPAN_COLUMNS, row % PANEL_COLUMNS

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from labkit.cpu.attention.attention_intrinsics import take_ticket
 from labkit.cpu.attention.kernel_entry_points import AttentionLaunch, run_decode_worker
-from labkit.cpu.capture import graph_ops
+from labkit.cpu.capture import graph_capture, graph_ops
 from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
 from labkit.cpu.layers.top_two_logits import CANDIDATE, MAX_PARTS, merge_candidates
 from labkit.cpu.matmul.quantized_matmul import call_function
-from labkit.cpu.replay import graph_memory
 from labkit.cpu.replay.graph_attention_structs import (
     LAUNCH_BYTES,
     AttentionInputs,
@@ -199,28 +198,16 @@ def _choose_greedily(graph: Any, rows: int) -> None:
 # arrays that are neither arguments nor read afterwards as dead code.
 @kernel
 def replay(
-    graph_address: int,
-    tokens: NDArray[Any],
-    logits: NDArray[Any],
+    graph_address: int,  # of a ``GRAPH``
+    tokens: NDArray[Any],  # int32 [rows]: the token ids
+    logits: NDArray[Any],  # float32 [rows, vocabulary]: the output
     lookup: Any,
     attention: AttentionInputs,
 ) -> int:
     """Run the launches of a step and return the number of attention launches with a wrong stamp.
 
-    If a token id is not in the model's vocabulary, nothing is run and -1 is returned.
-
-    Parameters
-    ----------
-    graph_address
-        Address of a ``GRAPH``.
-    tokens
-        int32 [rows]: the token ids.
-    logits
-        float32 [rows, vocabulary]: the output.
-    lookup
-        As in ``kernel_entry_points.decode``. Its type selects the resolver at compile time.
-    attention
-        The inputs to the attention launches.
+    If a token id is not in the model's vocabulary, nothing is run and -1 is returned. The type of
+    ``lookup`` selects the resolver at compile time, as in ``kernel_entry_points.decode``.
     """
     if not _begin(graph_at(graph_address), tokens, logits, attention):
         return -1
@@ -273,11 +260,11 @@ class ExecutableGraph:
     def _set_words(self) -> None:
         """Place the buffers, and set the constant and the per-row part of every parameter."""
         graph = self.captured
-        lifetimes = graph_memory.lifetimes([node.buffers for node in graph.nodes])
+        lifetimes = graph_capture.lifetimes([node.buffers for node in graph.nodes])
         elsewhere = (TOKEN_IDS, POSITIONS, graph.nodes[-1].out.buffer)  # the last one: the logits
         lifetimes = {b: span for b, span in lifetimes.items() if b not in elsewhere}
         num_bytes = {buffer: MAX_REPLAY_ROWS * size for buffer, size in enumerate(graph.row_bytes)}
-        offsets, size = graph_memory.place_buffers(lifetimes, num_bytes)
+        offsets, size = graph_capture.place_buffers(lifetimes, num_bytes)
         self._arena = aligned_zeros(1, size)
         start = address_of(self._arena)
         addresses = {buffer: start + offset for buffer, offset in offsets.items()}

@@ -144,12 +144,11 @@ class Emitter:
         build, kinds = self.builder, [kind for _, kind in vectors]
         function = self.declared(name, ir.FunctionType(result, kinds))
         columns = [self.split(vector, lanes) for vector, _ in vectors]
-        return self.join(
-            [
-                build.call(function, [build.bitcast(p, k) for p, k in zip(parts, kinds, strict=True)])
-                for parts in zip(*columns, strict=True)
-            ]
+        calls = (
+            [build.bitcast(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+            for parts in zip(*columns, strict=True)
         )
+        return self.join([build.call(function, arguments) for arguments in calls])
 
     def split(self, vector: Any, lanes: int) -> list[Any]:
         """Split a vector of ``32 * LANES`` bits into parts of ``lanes`` lanes of 32 bits."""
@@ -181,7 +180,7 @@ class Emitter:
         return self.builder.call(self.declared(f"llvm.rint.v{LANES}f32", kind), [x])
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        """Return a vector of the listed lanes, where those of ``b`` are numbered after those of a."""
+        """Return the listed lanes of two vectors. Those of ``b`` follow those of ``a``."""
         order = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         return self.builder.shuffle_vector(a, b, order)
 
@@ -269,16 +268,10 @@ class Emitter:
     ) -> list[Any]:
         """Emit a loop and return the carried values after its last iteration.
 
-        Parameters
-        ----------
-        end, start
-            The index runs from ``start`` (default 0) to ``end`` (exclusive).
-        emit_body
-            ``emit_body(index, values)`` emits an iteration and returns the next values.
-        carried
-            The values before the first iteration. If there are no iterations, they are the result.
-        unroll
-            Iterations per jump. The number of iterations must be a multiple of ``unroll``.
+        The index runs from ``start`` (default 0) to ``end`` (exclusive). An iteration is emitted by
+        ``emit_body(index, values)``, which returns the next values. ``carried`` are the values
+        before the first iteration. ``unroll`` is the number of iterations per jump; it must divide
+        their number.
         """
         build = self.builder
         before, head = build.block, build.append_basic_block("head")
