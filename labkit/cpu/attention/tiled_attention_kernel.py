@@ -190,10 +190,7 @@ def score_rows(params: Any, scratch: Scratch, row: int, count: int, low: int, hi
     for key in range(low // SCORE_KEYS * SCORE_KEYS, high, SCORE_KEYS):
         keys = tile.keys + 4 * key
         for i in range(row, row + count, SCORE_ROWS):
-            scores, queries = (
-                scratch.scores + pitch * i + 4 * key,
-                scratch.queries + width * i,
-            )
+            scores, queries = scratch.scores + pitch * i + 4 * key, scratch.queries + width * i
             scores_tile(scores, pitch, queries, width, keys, pitch, steps, tile.spill)
 
 

@@ -55,10 +55,7 @@ def _rotate(code: Emitter, size: int, operands: tuple[Any, ...], traditional: bo
         return
     if size == LANES:
         pairs = [lane for i in range(LANES) for lane in (i, LANES + i)]
-        rotated = (
-            code.shuffle(*rotated, pairs[:LANES]),
-            code.shuffle(*rotated, pairs[LANES:]),
-        )
+        rotated = (code.shuffle(*rotated, pairs[:LANES]), code.shuffle(*rotated, pairs[LANES:]))
     code.store(rotated[0], out_first)
     code.store(rotated[1], out_first, step)
 

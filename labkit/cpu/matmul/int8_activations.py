@@ -27,14 +27,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.matmul.int8_dot import I8, I16, MAX_ACTIVATION, DotForm
 from labkit.cpu.simd.register_tile_sizes import LANES
-from labkit.cpu.simd.simd_emitter import (
-    F32,
-    FLOAT_BYTES,
-    I32,
-    I32_VECTOR,
-    VECTOR_BYTES,
-    Emitter,
-)
+from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I32, I32_VECTOR, VECTOR_BYTES, Emitter
 
 # 1.5 * 2**23: the sum of this and a float32 of at most 2**22 is rounded to an integer, which is the
 # sum of ``_ROUNDING_BITS`` and the bits of the sum.

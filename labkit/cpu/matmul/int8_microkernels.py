@@ -148,11 +148,7 @@ class _Weights:
 
 
 def _emit_group(
-    code: Emitter,
-    spec: Int8Format,
-    weights: _Weights,
-    rows: Sequence[tuple[Any, Any]],
-    sums: Sequence[Any],
+    code: Emitter, spec: Int8Format, weights: _Weights, rows: Sequence[Any], sums: Sequence[Any]
 ) -> None:
     """Emit code that adds a group's terms to the sums of some rows.
 

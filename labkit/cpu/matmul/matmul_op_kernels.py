@@ -40,6 +40,7 @@ from labkit.cpu.runtime.address_views import (
     float_array,
     int32_array,
     int64_array,
+    stack_words,
     struct_at,
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
@@ -229,12 +230,6 @@ def unit_address(op: int) -> int | None:
     return compile_unit(_FUNCTIONS[op]) if op in _FUNCTIONS else None
 
 
-@emitted(types.int64)
-def _stack_words(code: Emitter, count: Any) -> Any:
-    """Allocate ``count`` words on the stack of the calling function and return their address."""
-    return code.builder.ptrtoint(code.builder.alloca(I64, count), I64)
-
-
 @inner
 def _set_params(params: int, words: NDArray[np.int64], x: NDArray[Any], out: NDArray[Any]) -> None:
     """Write a node's parameters: ``out`` and the input come first in each of them."""
@@ -247,7 +242,7 @@ def _set_params(params: int, words: NDArray[np.int64], x: NDArray[Any], out: NDA
 @thread_pool.kernel("void(int64, int64, int64[::1], float32[:, ::1], float32[::1])")
 def launch(function, op, words, x, out):  # type: ignore[no-untyped-def]
     """Run all units of a node, whose parameters are ``words`` and the addresses of x and out."""
-    rows, params = x.shape[0], _stack_words(words.size)
+    rows, params = x.shape[0], stack_words(words.size)
     _set_params(params, words, x, out)
     units = num_units(op, params, rows, num_threads())
     if units == 1:

@@ -53,11 +53,7 @@ from labkit.cpu.matmul.dequantize_emitter import (
     WeightFormat,
     WeightRecord,
 )
-from labkit.cpu.matmul.gemm import (
-    BLOCK_ROWS,
-    PANEL_COLUMNS,
-    multiply_panel,
-)
+from labkit.cpu.matmul.gemm import BLOCK_ROWS, PANEL_COLUMNS, multiply_panel
 from labkit.cpu.matmul.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
@@ -125,16 +121,12 @@ class WidenCall(NamedTuple):
 
 
 def _emit_steps(
-    code: Emitter,
-    format_index: int,
-    call: TileCall | WidenCall,
-    vectors: int,
-    step: Step,
-    carried: list[Any],
+    code: Emitter, format_index: int, call: Any, vectors: int, step: Step, carried: list[Any]
 ) -> list[Any]:
     """Emit the loop along K that reads the weights of ``vectors`` vectors of columns.
 
-    It has ``step`` for every step along K. Returns the last carried values.
+    It has ``step`` for every step along K. ``call`` is a ``TileCall`` or a ``WidenCall``. Returns
+    the last carried values.
     """
     record_format = _FORMAT_LIST[format_index]
     record_bytes, record_steps = record_format.record_size(code, call.packs)

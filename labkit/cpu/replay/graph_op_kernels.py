@@ -20,11 +20,7 @@ from labkit.cpu.layers.top_two_logits import find_candidate, num_parts
 from labkit.cpu.matmul import matmul_op_kernels
 from labkit.cpu.matmul.matmul_op_kernels import params_at, share
 from labkit.cpu.replay.graph_attention_structs import LAUNCH_BYTES, launch_at
-from labkit.cpu.runtime.address_views import (
-    float_array,
-    int32_array,
-    int64_array,
-)
+from labkit.cpu.runtime.address_views import float_array, int32_array, int64_array
 from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 

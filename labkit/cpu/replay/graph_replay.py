@@ -29,23 +29,19 @@ from labkit.cpu.replay.graph_attention_structs import (
     audit_launches,
     launch_at,
 )
-from labkit.cpu.replay.graph_op_kernels import (
-    attention_at,
-    greedy_at,
-    num_units,
-    unit_address,
-)
+from labkit.cpu.replay.graph_op_kernels import attention_at, greedy_at, num_units, unit_address
 from labkit.cpu.runtime.address_views import (
     address_of,
+    fetch_add,
     float_array,
     int32_array,
     int64_array,
+    load_atomic,
     struct_at,
 )
 from labkit.cpu.runtime.aligned_memory import aligned_zeros
 from labkit.cpu.runtime.forward_clock import CLOCK_ID, FORWARD_CLOCK, ForwardClock
 from labkit.cpu.runtime.jit import inner, kernel
-from labkit.cpu.simd.simd_emitter import I64, POINTER, Emitter, emitted
 
 MAX_REPLAY_ROWS = 64  # larger steps are not replayed, because Python's share of them is small
 # Reads of the counter (some 20 ns each) before a waiting thread yields its core.
@@ -73,18 +69,6 @@ node_at = struct_at("GraphNode", graph_ops.NODE)
 out_at = struct_at("GraphOut", np.dtype([("out", np.int64)]))
 
 
-@emitted()
-def _add_one(code: Emitter, counter: Any) -> None:
-    """Add one to the int64 at an address, ordered after all preceding writes."""
-    code.builder.atomic_rmw("add", code.builder.inttoptr(counter, POINTER), I64(1), "seq_cst")
-
-
-@emitted(types.int64)
-def _read(code: Emitter, counter: Any) -> Any:
-    """Read the int64 at an address, ordered before all following reads."""
-    pointer = code.builder.inttoptr(counter, I64.as_pointer())
-    return code.builder.load_atomic(pointer, "seq_cst", 8)
-
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
@@ -101,7 +85,7 @@ _PRODUCTS = (
 def _wait_until(counter: int, count: int) -> None:
     """Wait until the int64 at address ``counter`` has reached ``count``."""
     reads = 0
-    while _read(counter) < count:
+    while load_atomic(counter) < count:
         reads += 1
         if reads > READS_BEFORE_YIELD:
             _sched_yield()
@@ -153,7 +137,7 @@ def _run_thread(
                 if graph.began != 0 and unit == 0:
                     _clock_gettime(CLOCK_ID, graph.began + 16 * node)
                 _run_node(graph, node, unit, units, rows, lookup, attention)
-            _add_one(graph.progress)
+            fetch_add(graph.progress, 1)
             unit = take_ticket(tickets)
         due += units
         i = after

@@ -1,4 +1,4 @@
-"""Access to structs and arrays by address: memory that Python fills and kernels read.
+"""Access to structs, arrays and words by address: memory that Python fills and kernels read.
 
 In Python, a struct is a record of a NumPy structured dtype. In a kernel, the struct's fields are
 attributes. Addresses are int64.
@@ -10,11 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, extending, from_dtype, types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
 from labkit.cpu.runtime.jit import emitted, inlined, intrinsic
+
+
+_I64 = ir.IntType(64)
+_POINTER = _I64.as_pointer()
 
 
 class StructType(types.Record):  # type: ignore[misc]
@@ -92,3 +97,21 @@ def int64_array(address: int, shape: Any) -> Any:
 def byte_array(address: int, shape: Any) -> Any:
     """Return the memory at an address as uint8, as in ``float_array``."""
     return carray(_pointer(address), shape, np.uint8)
+
+
+@emitted(types.int64)
+def load_atomic(builder: Any, address: Any) -> Any:
+    """Read the int64 at an address, ordered before all following reads."""
+    return builder.load_atomic(builder.inttoptr(address, _POINTER), "seq_cst", 8)
+
+
+@emitted(types.int64)
+def fetch_add(builder: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at an address, after all preceding writes, and return its old value."""
+    return builder.atomic_rmw("add", builder.inttoptr(address, _POINTER), value, "seq_cst")
+
+
+@emitted(types.int64)
+def stack_words(builder: Any, count: Any) -> Any:
+    """Allocate ``count`` int64 on the stack of the calling function and return their address."""
+    return builder.ptrtoint(builder.alloca(_I64, count), _I64)

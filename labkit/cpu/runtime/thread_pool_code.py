@@ -27,6 +27,7 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
 
+from labkit.cpu.runtime.address_views import fetch_add, load_atomic, stack_words
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.runtime.jit import emitted
 from labkit.cpu.runtime.numba_pipelines import CallerCompiler, InnerCompiler
@@ -112,22 +113,10 @@ def _store(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, builder.inttoptr(address, _POINTER))
 
 
-@emitted(types.intp)
-def _load_atomic(builder: Any, address: Any) -> Any:
-    """Read a word atomically, because other threads write it."""
-    return builder.load_atomic(builder.inttoptr(address, _POINTER), _ORDER, 8)
-
-
 @emitted()
 def _store_atomic(builder: Any, address: Any, value: Any) -> None:
     """Write a word atomically, because other threads read it."""
     builder.store_atomic(value, builder.inttoptr(address, _POINTER), _ORDER, 8)
-
-
-@emitted(types.intp)
-def _fetch_add(builder: Any, address: Any, value: Any) -> Any:
-    """Add ``value`` to a word atomically and return the word's old value."""
-    return builder.atomic_rmw("add", builder.inttoptr(address, _POINTER), value, _ORDER)
 
 
 @emitted()
@@ -152,12 +141,6 @@ def _pause(builder: Any) -> None:
         arguments = [ir.IntType(32)(value) for value in values]
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-@emitted(types.intp)
-def _stack_words(builder: Any, count: Any) -> Any:
-    """Allocate ``count`` words on the stack of the calling function and return their address."""
-    return builder.ptrtoint(builder.alloca(_I64, count), _I64)
 
 
 @emitted()
@@ -187,19 +170,19 @@ def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
     """
     if _load(_address(ASIDE_US)) < now - before <= _load(_address(STOPPED_US)):
         _store_atomic(_address(CROWDED), now + _load(_address(CROWDED_US)))
-    return _load(_address(CROWDED_SPIN_US if now < _load_atomic(_address(CROWDED)) else SPIN_US))
+    return _load(_address(CROWDED_SPIN_US if now < load_atomic(_address(CROWDED)) else SPIN_US))
 
 
 @njit(pipeline_class=InnerCompiler)
 def _has_job(k):  # type: ignore[no-untyped-def]
-    gate = _load_atomic(_address(GATE))
+    gate = load_atomic(_address(GATE))
     return gate & OPEN != 0 and k < gate >> THREADS_SHIFT
 
 
 @njit(pipeline_class=InnerCompiler)
 def _enter(k):  # type: ignore[no-untyped-def]
     """Enter the gate as worker k. Return False if it is closed or the job does not use worker k."""
-    gate = _load_atomic(_address(GATE))
+    gate = load_atomic(_address(GATE))
     while gate & OPEN != 0 and k < gate >> THREADS_SHIFT:
         current = _compare_and_swap(_address(GATE), gate, gate + 1)
         if current == gate:
@@ -211,8 +194,8 @@ def _enter(k):  # type: ignore[no-untyped-def]
 @njit(pipeline_class=InnerCompiler)
 def _leave():  # type: ignore[no-untyped-def]
     """Leave the gate. The last worker to leave wakes the caller if the caller sleeps."""
-    left = _fetch_add(_address(GATE), -1) - 1
-    if left & INSIDE == 0 and _load_atomic(_address(WAITING)) != 0:
+    left = fetch_add(_address(GATE), -1) - 1
+    if left & INSIDE == 0 and load_atomic(_address(WAITING)) != 0:
         _mutex_lock(_address(LOCK))
         _mutex_unlock(_address(LOCK))
         _cond_signal(_address(DONE))
@@ -236,17 +219,17 @@ def _run_units():  # type: ignore[no-untyped-def]
     rank, count, units = _load(_address(RANK)), _load(_address(COUNT)), _load(_address(UNITS))
     arguments, steps = _load(_address(ARGUMENTS)), _load(_address(STEPS))
     dimensions = _load(_address(DIMENSIONS))
-    own = _stack_words(count + rank + 1)
+    own = stack_words(count + rank + 1)
     own_dimensions = own + 8 * count
     _store(own_dimensions, 1)
     for i in range(1, rank + 1):
         _store(own_dimensions + 8 * i, _load(dimensions + 8 * i))
-    unit = _fetch_add(_address(TICKET), 1)
+    unit = fetch_add(_address(TICKET), 1)
     while unit < units:
         for i in range(count):
             _store(own + 8 * i, _load(arguments + 8 * i) + unit * _load(steps + 8 * i))
         _call(_load(_address(FUNCTION)), own, own_dimensions, steps, _load(_address(DATA)))
-        unit = _fetch_add(_address(TICKET), 1)
+        unit = fetch_add(_address(TICKET), 1)
     _fetch_and(_address(GATE), ~OPEN)
 
 
@@ -256,18 +239,18 @@ def _await_workers():  # type: ignore[no-untyped-def]
 
     Sleeping frees this core for a worker that has been suspended.
     """
-    if _load_atomic(_address(GATE)) & INSIDE == 0:
+    if load_atomic(_address(GATE)) & INSIDE == 0:
         return
-    buffer = _stack_words(2)
+    buffer = stack_words(2)
     end = _now_us(buffer) + _load(_address(ASIDE_US))
     while _now_us(buffer) < end:
         for _ in range(SPINS_PER_CLOCK_READ):
-            if _load_atomic(_address(GATE)) & INSIDE == 0:
+            if load_atomic(_address(GATE)) & INSIDE == 0:
                 return
             _pause()
     _mutex_lock(_address(LOCK))
     _store_atomic(_address(WAITING), 1)
-    while _load_atomic(_address(GATE)) & INSIDE != 0:
+    while load_atomic(_address(GATE)) & INSIDE != 0:
         _cond_wait(_address(DONE), _address(LOCK))
     _store_atomic(_address(WAITING), 0)
     _mutex_unlock(_address(LOCK))
@@ -276,9 +259,9 @@ def _await_workers():  # type: ignore[no-untyped-def]
 @njit(pipeline_class=InnerCompiler)
 def _await_job(k):  # type: ignore[no-untyped-def]
     """Wait for a job and enter its gate as worker k. Return False if the pool is being closed."""
-    buffer = _stack_words(2)
+    buffer = stack_words(2)
     start = before = _now_us(buffer)
-    while _load_atomic(_address(STOP)) == 0:
+    while load_atomic(_address(STOP)) == 0:
         for _ in range(SPINS_PER_CLOCK_READ):
             if _enter(k):
                 return True
@@ -287,7 +270,7 @@ def _await_job(k):  # type: ignore[no-untyped-def]
         if now - start > _spin_limit_us(now, before):
             _sleep_until_woken(k)
             if _enter(k):
-                _wake_first(k + 1, _load_atomic(_address(GATE)) >> THREADS_SHIFT)
+                _wake_first(k + 1, load_atomic(_address(GATE)) >> THREADS_SHIFT)
                 return True
             start = now = _now_us(buffer)
         before = now
@@ -299,7 +282,7 @@ def _sleep_until_woken(k):  # type: ignore[no-untyped-def]
     """Sleep as worker k until woken. Return at once if there is a job or the pool is closing."""
     _mutex_lock(_worker_address(k, OWN_LOCK))
     _store_atomic(_worker_address(k, ASLEEP), 1)
-    if not _has_job(k) and _load_atomic(_address(STOP)) == 0:
+    if not _has_job(k) and load_atomic(_address(STOP)) == 0:
         _cond_wait(_worker_address(k, WAKE_UP), _worker_address(k, OWN_LOCK))
     _store_atomic(_worker_address(k, ASLEEP), 0)
     _mutex_unlock(_worker_address(k, OWN_LOCK))
@@ -329,7 +312,7 @@ def parallel_for(function, arguments, dimensions, steps, data, rank, count, thre
     runs all units itself.
     """
     units = _load(dimensions)
-    threads = min(threads, _load_atomic(_address(WORKERS)) + 1, units)
+    threads = min(threads, load_atomic(_address(WORKERS)) + 1, units)
     if threads < 2 or _compare_and_swap(_address(BUSY), 0, 1) != 0:
         _call(function, arguments, dimensions, steps, data)
         return
@@ -353,8 +336,8 @@ def parallel_for(function, arguments, dimensions, steps, data, rank, count, thre
 def thread_id():  # type: ignore[no-untyped-def]
     """Return the number of the calling worker (from 1), or 0 for a thread that is not a worker."""
     identity = _pthread_self()
-    for k in range(1, _load_atomic(_address(WORKERS)) + 1):
-        if _load_atomic(_worker_address(k, IDENTITY)) == identity:
+    for k in range(1, load_atomic(_address(WORKERS)) + 1):
+        if load_atomic(_worker_address(k, IDENTITY)) == identity:
             return k
     return 0
 
