@@ -9,7 +9,7 @@ import pytest
 from llvmlite import ir
 from numba import types
 
-from labkit.cpu.matmul import int8_activations, int8_dot, int8_matmul, int8_microkernels
+from labkit.cpu.matmul import int8_dot, int8_matmul, int8_microkernels
 from labkit.cpu.matmul import int8_matmul_self_test as self_test
 from labkit.cpu.matmul.packed_linear import PackedLinear
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
@@ -61,7 +61,7 @@ def test_a_product_and_sum_are_rounded_once():
 
 def test_activations_are_the_nearest_multiples_of_the_scale():
     x = random(0, 5, 96) * np.float32([[1e-3], [1], [1e3], [1e30], [0]])
-    rows = int8_activations.quantize(x, 32)
+    rows = self_test.quantize(x, 32)
     groups = x.reshape(5, 3, 32).astype(np.float64)
     np.testing.assert_array_equal(rows.scales, np.abs(x).reshape(5, 3, 32).max(2) / np.float32(127))
     scales = rows.scales[..., None].astype(np.float64)
@@ -83,7 +83,7 @@ def test_products_are_as_precise_as_the_activations(element, bits, group):
     matrix = self_test.random_matrix(element, bits, group)
     x, weights = random(1, 9, matrix.shape[1]), dequantized(matrix)
     out = PackedLinear([matrix], [None], activations="int8").multiply(x)[0]
-    scales = int8_activations.quantize(x, group).scales.astype(np.float64)
+    scales = self_test.quantize(x, group).scales.astype(np.float64)
     limit = 0.5001 * np.repeat(scales, group, axis=1) @ np.abs(weights).T
     error = np.abs(out - x.astype(np.float64) @ weights.T)
     assert (error <= limit).all() and error.max() > 1e-3 * limit.max()
@@ -196,12 +196,12 @@ def saturating(form):
 
 
 def test_a_lost_sign_is_caught(monkeypatch):
-    store = int8_activations._emit_store
+    store = int8_microkernels._emit_store
 
     def store_unsigned(code, form, integers, *place):
         store(code, form, code.builder.and_(integers, code.integer_constant(0x7F)), *place)
 
-    monkeypatch.setattr(int8_activations, "_emit_store", store_unsigned)
+    monkeypatch.setattr(int8_microkernels, "_emit_store", store_unsigned)
     use_functions_of(monkeypatch, spec_with(int8_dot.host_form(4)), tag="unsigned")
     matrix = self_test.random_matrix("float16", 4, 32)
     assert "not" in self_test.find_mismatch(matrix)

@@ -1,6 +1,6 @@
 """The matrix product of int8 activations with 4- or 8-bit weights: x[M, K] @ W[N, K].T + bias.
 
-x is quantised row by row (``int8_activations``). Weights are read directly from the spans of
+x is quantised row by row (``int8_microkernels``). Weights are read directly from the spans of
 ``quantized_matmul``. Every output element starts with the bias, and each quantisation group
 adds two terms to it, in order, with one rounding each::
 

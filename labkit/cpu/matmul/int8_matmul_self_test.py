@@ -7,13 +7,14 @@ format that a model needs is checked once per process, on numbers that include t
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.matmul import int8_activations
+from labkit.cpu.matmul.int8_dot import MAX_ACTIVATION
 from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS
-from labkit.cpu.matmul.int8_microkernels import TILE_ROWS
+from labkit.cpu.matmul.int8_microkernels import ROUNDING, ROUNDING_BITS, TILE_ROWS
 from labkit.cpu.matmul.packed_linear import PackedLinear
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
 from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, QuantizedMatrix
@@ -47,6 +48,28 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     return bits.view(np.float64).astype(np.float32)
 
 
+class QuantizedRows(NamedTuple):
+    """Quantised rows: ``integers`` [M, groups, group size], ``scales``, ``sums`` [M, groups]."""
+
+    integers: NDArray[np.int8]
+    scales: Floats
+    sums: Floats  # scale * sum(activation)
+
+
+def quantize(x: Floats, group_size: int) -> QuantizedRows:
+    """Quantise float32 [M, K] in NumPy: the reference, whose bits the kernels reproduce."""
+    groups = x.reshape(len(x), -1, group_size)
+    with np.errstate(all="ignore"):
+        largest = np.abs(groups).max(axis=2)
+        factor = np.float32(MAX_ACTIVATION) / largest
+        factor[largest == 0] = 0
+        shifted = groups * factor[:, :, None] + np.float32(ROUNDING)
+        integers = shifted.view(np.int32) - np.int32(ROUNDING_BITS)
+        scales = largest / np.float32(MAX_ACTIVATION)
+        sums = scales * integers.sum(axis=2).astype(np.float32)
+    return QuantizedRows(integers.astype(np.int8), scales, sums)
+
+
 def unpack(matrix: QuantizedMatrix) -> NDArray[np.int64]:
     """Return the integers of a matrix, [N, K]."""
     places = np.arange(0, WORD_BITS, matrix.bits, dtype=np.uint32)
@@ -57,7 +80,7 @@ def unpack(matrix: QuantizedMatrix) -> NDArray[np.int64]:
 def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
     """Return x [M, K] @ matrix.T + bias [N] with the bits of ``int8_matmul``."""
     group = matrix.group_size
-    rows, integers = int8_activations.quantize(x, group), unpack(matrix)
+    rows, integers = quantize(x, group), unpack(matrix)
     scales, biases = to_float32(matrix.scales), to_float32(matrix.biases)
     out = np.broadcast_to(bias, (len(x), len(bias)))
     for g in range(x.shape[1] // group):

@@ -1,8 +1,23 @@
-"""The innermost loops of ``int8_matmul``: they multiply quantised rows by weights, group by group.
+"""The innermost loops of ``int8_matmul``, which quantise rows of activations and multiply them.
 
-``int8_activations`` describes the rows. Weights come from a span (the memory layout of
-``quantized_matmul``), whose words are unpacked in registers, or from a panel that was unpacked
-before. An unpacked panel is::
+A row of activations is divided into groups like a row of weights, so that the activations of a
+group are multiplied by weights with the same scale and bias. Quantisation is symmetric: the scale
+is the group's largest magnitude divided by ``MAX_ACTIVATION``, and an activation becomes the
+nearest integer to ``activation / scale`` (ties to even). So the product of a group of weights
+``integer * scale + bias`` and a group of quantised activations is::
+
+    scale * activation_scale * sum(integer * activation) + bias * activation_scale * sum(activation)
+
+The layout of a quantised row, all of whose parts start at multiples of 4 bytes::
+
+    activations [groups, group_size]   int8 or int16, the steps in the order of the dot product
+    header [groups, header floats]     scale, scale * sum(activation), and, for dot products of
+                                       signed weights, weight_offset * sum(activation)
+
+If an activation is NaN or infinite, the group's products are NaN or infinite.
+
+Weights come from a span (the memory layout of ``quantized_matmul``), whose words are unpacked in
+registers, or from a panel that was unpacked before. An unpacked panel is::
 
     group 0    scales [PANEL_COLUMNS], biases [PANEL_COLUMNS]      float32
                operand 0, operand 1, ...                           PANEL_COLUMNS lanes of 32 bits
@@ -17,9 +32,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from labkit.cpu.matmul import int8_activations
+from llvmlite import ir
+
 from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, WeightFormat, WeightRecord, prefetch
-from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
+from labkit.cpu.matmul.int8_dot import BITS, I8, I16, MAX_ACTIVATION, DotForm, host_form
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_matmul import ELEMENTS, call_intrinsic
 from labkit.cpu.matmul.quantized_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
@@ -35,6 +51,10 @@ from labkit.cpu.simd.simd_emitter import (
     Emitter,
 )
 
+# 1.5 * 2**23: the sum of this and a float32 of at most 2**22 is rounded to an integer, which is the
+# sum of ``ROUNDING_BITS`` and the bits of the sum.
+ROUNDING = 12582912.0
+ROUNDING_BITS = 0x4B400000
 # Rows of a register tile, whose sums of integers stay in registers. Its sums of floats are in
 # memory, because they are needed only once per group.
 TILE_ROWS = 8 if HOST_REGISTERS.lanes == LANES else 4
@@ -81,7 +101,7 @@ class Int8Format:
     @property
     def header_bytes(self) -> int:
         """Bytes of a row's header of a group."""
-        return FLOAT_BYTES * int8_activations.header_floats(self.form)
+        return FLOAT_BYTES * (3 if self.form.weight_offset else 2)
 
 
 # The compiled functions of a format contain its index in this list as a constant.
@@ -299,4 +319,54 @@ def multiply_tile(code: Emitter, format_index: int, call: Int8TileCall) -> None:
 def quantize_row(code: Emitter, format_index: int, call: QuantizeCall) -> None:
     """Quantise one row of float32."""
     spec = FORMATS[format_index]
-    int8_activations.emit_quantize(code, spec.form, spec.group_size, *call)
+    headers = code.offset(call.target, call.groups, spec.activations_bytes)
+
+    def quantize_group(index: Any) -> None:
+        source = code.offset(call.x, index, spec.group_size * FLOAT_BYTES)
+        numbers = [code.load(source, VECTOR_BYTES * i) for i in range(spec.group_size // LANES)]
+        scale, factor = _emit_scale(code, numbers)
+        integers = [_emit_round(code, number, factor) for number in numbers]
+        place = code.offset(call.target, index, spec.activations_bytes)
+        for i, vector in enumerate(integers):
+            _emit_store(code, spec.form, vector, place, i * LANES * spec.form.activation_bytes)
+        header = code.offset(headers, index, spec.header_bytes)
+        _emit_header(code, spec.form, scale, integers, header)
+
+    code.for_each(call.groups, quantize_group)
+
+
+def _emit_scale(code: Emitter, numbers: list[Any]) -> tuple[Any, Any]:
+    """Return a group's scale, and a vector of the factor that turns activations into integers."""
+    build = code.builder
+    top = build.bitcast(code.first_lane(code.largest_magnitude(numbers)), F32)
+    limit, zero = ir.Constant(F32, float(MAX_ACTIVATION)), ir.Constant(F32, 0.0)
+    factor = build.select(build.fcmp_ordered("==", top, zero), zero, build.fdiv(limit, top))
+    return build.fdiv(top, limit), code.splat(factor)
+
+
+def _emit_round(code: Emitter, number: Any, factor: Any) -> Any:
+    """Return ``number * factor``, rounded to the nearest integer, as int32."""
+    build = code.builder
+    shifted = build.fadd(build.fmul(number, factor), code.constant(ROUNDING))
+    return build.sub(build.bitcast(shifted, I32_VECTOR), code.integer_constant(ROUNDING_BITS))
+
+
+def _emit_store(code: Emitter, form: DotForm, integers: Any, address: Any, offset: int) -> None:
+    """Store a vector of integers in the order of ``DotForm.step_order``."""
+    narrow = ir.VectorType(I8 if form.activation_bytes == 1 else I16, LANES)
+    ordered = code.shuffle(
+        code.builder.trunc(integers, narrow), ir.Constant(narrow, ir.Undefined), form.step_order
+    )
+    code.store(ordered, address, offset)
+
+
+def _emit_header(
+    code: Emitter, form: DotForm, scale: Any, integers: list[Any], header: Any
+) -> None:
+    build = code.builder
+    total = code.first_lane(code.reduce(integers, build.add))
+    code.store(scale, header)
+    code.store(build.fmul(scale, build.sitofp(total, F32)), header, FLOAT_BYTES)
+    if form.weight_offset:
+        offset = build.mul(total, I32(form.weight_offset))
+        code.store(build.sitofp(offset, F32), header, 2 * FLOAT_BYTES)
