@@ -169,10 +169,8 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
         height = (rows - row + tiles - 1) // tiles
         tiles -= 1
         target = rows * start + row * width + column
-        out_at, out_row_bytes = (
-            np.int64(out.ctypes.data) + target * FLOAT_BYTES,
-            width * FLOAT_BYTES,
-        )
+        out_at = np.int64(out.ctypes.data) + target * FLOAT_BYTES
+        out_row_bytes = width * FLOAT_BYTES
         if valid < PANEL_COLUMNS:
             out_at, out_row_bytes = np.int64(spill.ctypes.data), np.int64(PANEL_ROW_BYTES)
         x_at = np.int64(quantized[row].ctypes.data)

@@ -68,7 +68,7 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
 
     The kernel is compiled at its first call. ``*signature``: a numba signature. If it is given, the
     kernel has no other, and ``kernel.precompile()`` compiles it without a call. ``**options``:
-    options of ``numba.njit``.
+    options of ``numba.njit``. Divisions are NumPy's: they do not raise.
     """
     choose_layer()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
