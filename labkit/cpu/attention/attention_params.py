@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -64,18 +64,17 @@ def compile_body(function: Any, pool_dtype: np.dtype[Any]) -> int:
     return int(c_function(types.int64(params, *[types.int64] * 6))(function).address)
 
 
-class Partials(NamedTuple):
-    """The partial results of split-KV's partitions, which ``kernel_entry_points.reduce`` merges."""
+def partials(
+    q: NDArray[np.float32], partitions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Allocate the partial results of split-KV's partitions, which ``reduce`` merges.
 
-    sums: NDArray[np.float32]  # [total_q, num_q_heads, partitions, head_dim]
-    states: NDArray[np.float32]  # [..., 2]: running maximum (base 2) and softmax sum
-
-
-def partials(q: NDArray[np.float32], partitions: int) -> Partials:
-    """Allocate memory for the partial results of every query token, head and partition."""
+    They are the sums [total_q, num_q_heads, partitions, head_dim], and the states [..., 2]: running
+    maximum (base 2) and softmax sum.
+    """
     tokens, heads, head_dim = q.shape
     rows = (tokens, heads, partitions)
-    return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
+    return np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32)
 
 
 def pack(

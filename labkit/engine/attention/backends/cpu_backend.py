@@ -250,12 +250,12 @@ def _launch_partitions(
     Return the rows that the reduce kernel wrote: the stamp and the counters of each worker.
     """
     partitions = launch.dispatch.partitions
-    parts = attention_params.partials(q, partitions)
+    sums, states = attention_params.partials(q, partitions)
     launch.params["partitions"] = partitions
-    launch.params["partial_sums"] = address_of(parts.sums)
-    launch.params["partial_states"] = address_of(parts.states)
+    launch.params["partial_sums"] = address_of(sums)
+    launch.params["partial_states"] = address_of(states)
     kernel_entry_points.decode(metadata.lookup, *arguments)
     rows = np.zeros((launch.workers + 1, kernel_entry_points.COUNTER_COLUMNS), np.int64)
     resolver, sinks = RESOLVER_IDS[metadata.resolver.variant], attention_params.base2(layer.sinks)
-    kernel_entry_points.reduce(arguments.nonce, resolver, *parts, sinks, out, rows)
+    kernel_entry_points.reduce(arguments.nonce, resolver, sums, states, sinks, out, rows)
     return rows[:-1]
