@@ -283,7 +283,7 @@ def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
 def _tiled(params_pointer, memory, sequence, q_head, token, tokens, high):  # type: ignore[no-untyped-def]
     params, blocks = carray(params_pointer, 1)[0], 0
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    for first in range(q_head, q_head + heads_per_unit(params), params.group):
+    for first in range(q_head, q_head + params.group * params.kv_heads_per_unit, params.group):
         unit = TiledUnit(sequence, first, first // params.group_stride, token, tokens, high)
         blocks += attend(params, scratch, unit)
     return blocks
@@ -292,14 +292,7 @@ def _tiled(params_pointer, memory, sequence, q_head, token, tokens, high):  # ty
 def _masked(params_pointer, memory, sequence, q_head, token, tokens, high):  # type: ignore[no-untyped-def]
     params, blocks = carray(params_pointer, 1)[0], 0
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    for first in range(q_head, q_head + heads_per_unit(params), params.group):
+    for first in range(q_head, q_head + params.group * params.kv_heads_per_unit, params.group):
         unit = TiledUnit(sequence, first, first // params.group_stride, token, tokens, high)
         blocks += attend_masked(params, scratch, unit)
     return blocks
-
-
-@inner
-def heads_per_unit(params: Any) -> int:
-    """Return the number of query heads that a unit of the grid serves."""
-    heads: int = params.group * params.kv_heads_per_unit
-    return heads
