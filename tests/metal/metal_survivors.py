@@ -71,7 +71,10 @@ SURVIVORS = {
         ("tiled", "const int my_begin = WINDOW_SKIP ? first.begin : 0;"): [
             "const int my_begin = WINDOW_SKIP ? first.begin : 1;",
         ],
-        ("tiled", "for (int tile = walk_begin / TILE * TILE; tile < end_row.end; tile += TILE) {"): [
+        (
+            "tiled",
+            "for (int tile = walk_begin / TILE * TILE; tile < end_row.end; tile += TILE) {",
+        ): [
             "for (int tile = walk_begin / TILE * TILE; tile <= end_row.end; tile += TILE) {",
         ],
         ("tiled", "if (key + 8 <= my_begin || key >= last.end) {"): [

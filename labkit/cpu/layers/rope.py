@@ -207,7 +207,7 @@ class RotaryTable:
         """Rotate pairs of the first ``dims`` dimensions of every head by the token's position.
 
         ``x``: float32 [B, heads, L, head_dim]. ``offsets``: position of the first of the L tokens,
-        int32 [B], or one number for all. ``traditional``: dimensions 2i and 2i + 1 form a pair, else
+        int32 [B], or one number for all. ``traditional``: dimensions 2i and 2i + 1 are a pair, else
         i and i + dims / 2. ``input_scale``: factor by which the rotated dimensions are multiplied
         (YaRN, LongRoPE). Raises ``ValueError`` if a position is negative, the number of offsets is
         not B, or the heads have too few dimensions.

@@ -69,7 +69,6 @@ node_at = struct_at("GraphNode", graph_ops.NODE)
 out_at = struct_at("GraphOut", np.dtype([("out", np.int64)]))
 
 
-
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 _TIMESPEC = np.dtype([("s", np.int64), ("ns", np.int64)])

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from labkit.cpu.runtime.jit import emitted, inlined, intrinsic
 
-
 _I64 = ir.IntType(64)
 _POINTER = _I64.as_pointer()
 
