@@ -297,7 +297,9 @@ def _part(params_pointer, memory, sequence, q_head, partition, token, high):  # 
 
 
 @inner
-def _begin_unit(params, memory, sequence, q_head, token, high):  # type: ignore[no-untyped-def]
+def _begin_unit(
+    params: Any, memory: int, sequence: int, q_head: int, token: int, high: int
+) -> tuple[Scratch, DecodeUnit]:
     heads, low = params.kv_heads_per_unit, max(0, high - params.window)
     scratch = divide_scratch(memory, heads * params.group, params.head_dim)
     head = q_head // params.group_stride

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
-from labkit.cpu.runtime.jit import inner, num_threads
+from labkit.cpu.runtime.jit import num_threads
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter, emitted
 
@@ -97,7 +98,7 @@ def rotate_row(code, x, out, cos, sin, half, width, scale, traditional):  # type
     code.for_each(width, copy, build.mul(half, I64(2)))
 
 
-@inner
+@njit(**INNER)
 def _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, first, end, out):  # type: ignore[no-untyped-def]
     """Rotate the rows of the heads from ``first`` to ``end``."""
     half, width = cos.shape[1], x.shape[1]

@@ -13,7 +13,7 @@ by arithmetic, although the weights come from memory.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
+from numba import njit, prange
 
 from labkit.cpu.matmul.microkernels import (
     GEMM_ROWS,
@@ -23,7 +23,7 @@ from labkit.cpu.matmul.microkernels import (
     gemm_tile,
 )
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.jit import inner
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 PANEL_COLUMNS = PANEL_ROW_BYTES // FLOAT_BYTES
@@ -35,7 +35,7 @@ MIN_PARALLEL_FMAS = 1 << 19
 WEIGHT_COST = 8
 
 
-@inner
+@njit(**INNER)
 def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_size):  # type: ignore[no-untyped-def]
     """Multiply one block of rows by the panel at address ``panel_at``.
 
@@ -74,7 +74,7 @@ def multiply_panel(panel_at, panel, block, x, bias, columns, out, ahead, ahead_s
         row += rows
 
 
-@inner
+@njit(**INNER)
 def multiply_panels(first, end, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply one block of rows by the panels from ``first`` to ``end``.
 
@@ -99,7 +99,7 @@ def multiply_panels(first, end, block, x, panels, bias, columns, out):  # type: 
         panel_at += panel_bytes
 
 
-@inner
+@njit(**INNER)
 def take_packed_row(row, panels, out):  # type: ignore[no-untyped-def]
     """Copy a row of the packed matrix to ``out`` [K]."""
     panel, column = row // PANEL_COLUMNS, row % PANEL_COLUMNS

@@ -22,6 +22,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS
@@ -42,7 +43,7 @@ from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS, call_function, compile_function
 from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.jit import inner
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
 MAX_SINGLE_ROWS = 3  # up to this number, rows are multiplied one by one
@@ -106,7 +107,7 @@ def compile_functions(index: int) -> Int8Functions:
     return Int8Functions(addresses, spec, tuple(compiled))
 
 
-@inner
+@njit(**INNER)
 def aligned_floats(count):  # type: ignore[no-untyped-def]
     """Allocate ``count`` float32 that start on a cache line.
 
@@ -117,14 +118,14 @@ def aligned_floats(count):  # type: ignore[no-untyped-def]
     return memory, address + -address % CACHE_LINE_BYTES
 
 
-@inner
+@njit(**INNER)
 def quantize_task(row, functions, groups, x, quantized):  # type: ignore[no-untyped-def]
     """Quantise row ``row`` of x [M, K]."""
     source, target = x[row].ctypes.data, quantized[row].ctypes.data
     call_function(functions[QUANTIZE], QuantizeCall(source, groups, target))
 
 
-@inner
+@njit(**INNER)
 def _multiply_span(span, functions, groups, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply each row by the span, whose weights are unpacked in registers."""
     rows, first_panel = quantized.shape[0], span * SPAN_PANELS
@@ -148,7 +149,7 @@ def _multiply_span(span, functions, groups, quantized, spans, bias, columns, out
     sums[0] = 0  # keep the memory alive until the product is done
 
 
-@inner
+@njit(**INNER)
 def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Unpack a panel, and multiply all rows by it."""
     start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
@@ -186,7 +187,7 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
     unpacked[0] = sums[0] = 0  # keep the memory alive until the product is done
 
 
-@inner
+@njit(**INNER)
 def multiply_task(task, functions, groups, group_bytes, quantized, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply quantised rows by a span or, if they are more than ``MAX_FUSED_ROWS``, by a panel.
 

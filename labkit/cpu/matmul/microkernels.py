@@ -127,7 +127,7 @@ def scores_tile(code, c, ldc, a, lda, b, ldb, steps, memory):  # type: ignore[no
                 totals += code.outer_product(factors, columns, sums[i * size : (i + 1) * size])
             return totals
 
-        sums = code.loop(steps, step, [code.constant(0.0)] * (size * CHAINS))
+        sums: list[Any] = code.loop(steps, step, [code.constant(0.0)] * (size * CHAINS))
         while len(sums) > size:
             pairs = range(0, len(sums), 2 * size)
             sums = [
@@ -163,7 +163,7 @@ def _add_weighted(rows: int, vectors: int) -> Any:
     def add_weighted(code, c, ldc, a, lda, b, ldb, depth):  # type: ignore[no-untyped-def]
         targets, sources = code.strided(c, ldc, rows), code.strided(a, lda, rows)
 
-        def step(index: Any, sums: list[Any]) -> list[Any]:
+        def step(index: Any, sums: list[Any]) -> Any:
             line = code.offset(b, index, ldb)
             columns = [code.load(line, VECTOR_BYTES * v) for v in range(vectors)]
             factors = [code.offset(row, index, FLOAT_BYTES) for row in sources]

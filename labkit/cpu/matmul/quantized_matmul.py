@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import extending, njit, types
 from numpy.typing import NDArray
 
 from labkit.cpu.matmul.dequantize_emitter import (
@@ -58,7 +58,8 @@ from labkit.cpu.matmul.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32
-from labkit.cpu.runtime.jit import c_function, inner, intrinsic
+from labkit.cpu.runtime.jit import c_function, intrinsic
+from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
@@ -146,7 +147,7 @@ def call_intrinsic(emit: Callable[..., None]) -> Any:
     ``call`` is the NamedTuple that a kernel passes last, with the LLVM values of its int64.
     """
 
-    @extending.intrinsic(prefer_literal=True)
+    @extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
     @wraps(emit)
     def define(_typing_context: Any, *kinds: Any) -> Any:
         constants = [kind.literal_value for kind in kinds[:-1]]
@@ -278,7 +279,7 @@ def call_function(_typing, address, arguments):  # type: ignore[no-untyped-def]
     return types.void(types.int64, arguments), emit
 
 
-@inner
+@njit(**INNER)
 def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply all rows by one span, whose weights are widened in registers."""
     m, x_row_bytes = x.shape[0], x.shape[1] * FLOAT_BYTES
@@ -317,7 +318,7 @@ def _multiply_span(span, functions, records, packs, x, spans, bias, columns, out
                 out[target + i * width + j] = spill[i * SPAN_COLUMNS + j]
 
 
-@inner
+@njit(**INNER)
 def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Widen a panel to float32 once, and multiply all rows by the widened panel."""
     if columns[panel, 2] >= columns[panel, 1]:
@@ -338,7 +339,7 @@ def _multiply_widened_panel(panel, functions, records, packs, x, spans, bias, co
     widened[0, 0] = 0  # keep ``widened`` alive until the product is done
 
 
-@inner
+@njit(**INNER)
 def multiply_task(task, functions, records, packs, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply x by a span if it has at most ``MAX_FUSED_ROWS`` rows, else by a panel.
 
@@ -351,7 +352,7 @@ def multiply_task(task, functions, records, packs, x, spans, bias, columns, out)
         _multiply_widened_panel(task, functions, records, packs, x, spans, bias, columns, out)
 
 
-@inner
+@njit(**INNER)
 def take_row(row, functions, records, packs, spans, out):  # type: ignore[no-untyped-def]
     """Write a row of the matrix, widened to float32, to ``out`` [K]."""
     span, column = row // SPAN_COLUMNS, row % PANEL_COLUMNS
