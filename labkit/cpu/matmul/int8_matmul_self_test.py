@@ -95,16 +95,16 @@ def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
 def random_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
     """Return random weights for the check, some of which are the largest integer of ``bits`` bits.
 
-    The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full.
+    The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full. No scale
+    or bias is tiny: the functions are those of trained models (``QuantizedMatrix.mantissa_exact``).
     """
     rng = np.random.default_rng(bits)
     shape = SPAN_COLUMNS + 5, _CHECKED_GROUPS * group_size
     words = rng.integers(0, 1 << 32, (shape[0], shape[1] * bits // WORD_BITS), np.uint32)
     words[::4] = 0xFFFFFFFF
-    scales, biases = (
-        from_float32(rng.standard_normal((shape[0], _CHECKED_GROUPS), np.float32), element)
-        for _ in range(2)
-    )
+    numbers = rng.standard_normal((2, shape[0], _CHECKED_GROUPS), np.float32)
+    numbers = np.copysign(np.maximum(np.abs(numbers), np.float32(2**-6)), numbers)
+    scales, biases = (from_float32(part, element) for part in numbers)
     return QuantizedMatrix(words, scales, biases, bits)
 
 
