@@ -114,27 +114,27 @@ def share(unit: int, units: int, count: int) -> tuple[int, int]:
 
 
 @inlined
-def _result(matmul: Any, rows: int) -> Any:
+def _result(params: int, rows: int) -> Any:
     """Return the arrays of a product's result (flat), its biases and its columns."""
+    matmul = matmul_at(params)  # the same fields come first in the other products
     out = float_array(matmul.out, rows * matmul.out_width)
     bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
     return out, bias, int64_array(matmul.columns, (matmul.num_panels, 3))
 
 
 @inlined
-def _spans(matmul: Any, first: int, rows: int) -> Any:
-    """Return the spans of a product. Prefetch those of a unit that begins with task ``first``."""
+def _prefetch_spans(weights: int, span_bytes: int, first: int, rows: int) -> None:
+    """Prefetch the spans of a unit that begins with task ``first``."""
     if rows <= MAX_FUSED_ROWS:
         for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
-            _prefetch(matmul.weights + first * matmul.span_bytes + offset)
-    return byte_array(matmul.weights, (matmul.num_panels // SPAN_PANELS, matmul.span_bytes))
+            _prefetch(weights + first * span_bytes + offset)
 
 
 def _float_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[no-untyped-def]
     if op == graph_ops.MATMUL:
         matmul = matmul_at(params)
         x = float_array(matmul.x, (rows, matmul.depth))
-        out, bias, columns = _result(matmul, rows)
+        out, bias, columns = _result(params, rows)
         panels = float_array(matmul.weights, (matmul.num_panels, matmul.depth, PANEL_COLUMNS))
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
         while first < end:
@@ -156,10 +156,11 @@ def _low_precision_unit(op, params, unit, units, rows, launches, slots):  # type
     if op == graph_ops.LOW_PRECISION_MATMUL:
         matmul = _low_precision_matmul_at(params)
         x = float_array(matmul.x, (rows, matmul.depth))
-        out, bias, columns = _result(matmul, rows)
+        out, bias, columns = _result(params, rows)
         functions = int64_array(matmul.functions, NUM_FUNCTIONS)
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
-        spans = _spans(matmul, first, rows)
+        spans = byte_array(matmul.weights, (matmul.num_panels // SPAN_PANELS, matmul.span_bytes))
+        _prefetch_spans(matmul.weights, matmul.span_bytes, first, rows)
         for task in range(first, end):
             multiply_task(
                 task, functions, matmul.records, matmul.packs, x, spans, bias, columns, out
@@ -187,10 +188,11 @@ def _int8_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[
     else:
         matmul = _int8_matmul_at(params)
         quantized = byte_array(matmul.x, (rows, matmul.row_bytes))
-        out, bias, columns = _result(matmul, rows)
+        out, bias, columns = _result(params, rows)
         functions = int64_array(matmul.functions, int8_matmul.NUM_FUNCTIONS)
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
-        spans = _spans(matmul, first, rows)
+        spans = byte_array(matmul.weights, (matmul.num_panels // SPAN_PANELS, matmul.span_bytes))
+        _prefetch_spans(matmul.weights, matmul.span_bytes, first, rows)
         for task in range(first, end):
             int8_matmul.multiply_task(
                 task, functions, matmul.groups, matmul.group_bytes, quantized, spans, bias,
