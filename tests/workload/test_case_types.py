@@ -14,6 +14,7 @@ from labkit.workload import kind_of
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
+from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
 from labkit.workload.workload_protocols import single_arm_context
 
 HALF = (Precision.float16, Precision.bfloat16)
@@ -33,8 +34,9 @@ def test_numbers_are_rounded_as_mlx_rounds_them(dtype):
     for signed in (numbers, -numbers):
         expected = mx.array(signed).astype(getattr(mx, dtype.value))
         stored = from_float32(signed, dtype.value)
-        assert mx.array_equal(kernel_cases.to_mlx(stored, dtype), expected)
-        np.testing.assert_array_equal(kernel_cases.from_mlx(expected, dtype), stored)
+        queue = MlxLaunchQueue(dtype)
+        assert mx.array_equal(queue.put(stored), expected)
+        np.testing.assert_array_equal(queue.read(expected), stored)
         single = expected.astype(mx.float32)
         np.testing.assert_array_equal(to_float32(stored), np.asarray(single))
 
@@ -43,7 +45,7 @@ def test_every_type_holds_the_same_numbers_rounded():
     single = kernel_cases.allocate(1 << 16, 512, seed=3)
     for dtype in HALF:
         half = kernel_cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
-        for name in ("q", "keys", "values"):
+        for name in ("q", "k_pool", "v_pool"):
             expected = from_float32(getattr(single, name), dtype.value)
             np.testing.assert_array_equal(getattr(half, name), expected)
 

@@ -18,7 +18,6 @@ from labkit.config import Case, Experiment, State, Workload, from_plain, to_plai
 from labkit.workload.kernels import (
     interleaved_kernels,
     kernel_cases,
-    kernel_pilot,
     kernel_warmup,
     kernel_workload_kind,
 )
@@ -261,7 +260,7 @@ def test_an_output_is_checked_after_the_clock_was_read():
         backend.out[4, 3, 15] += 1.0
         return world.now
 
-    interleaved._arms._clock = clock
+    interleaved._arms.clock = clock
     with pytest.raises(InvalidOutput, match="the output differs from the first launch's"):
         interleaved.measure(lambda text: None)
 
@@ -705,4 +704,4 @@ def test_a_short_pilot_has_three_rounds_and_a_case_in_two_states_is_one():
 def test_a_round_s_noise_is_that_of_a_ratio_and_outliers_do_not_count(arms, sd):
     times = np.random.default_rng(0).normal(0, 0.1, (arms, 400))
     times[:, :20] += 3.0 * np.arange(arms * 20).reshape(arms, 20)
-    assert kernel_pilot.round_sd(list(times)) == pytest.approx(sd, rel=0.15)
+    assert interleaved_kernels.round_sd(list(times)) == pytest.approx(sd, rel=0.15)

@@ -31,7 +31,7 @@ from labkit.experiment.schedule.time_allocation import (
     divide,
 )
 from labkit.records import CaseRecord, Record
-from labkit.workload.kernels.kernel_pilot import NORMAL_SD
+from labkit.workload.kernels.interleaved_kernels import NORMAL_SD
 from labkit.workload.measurement import CasePilot
 
 Floats = NDArray[np.float64]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,16 +16,15 @@ from labkit.workload.kernels.kernel_cases import CaseGeometry
 from labkit.workload.kernels.launch_timing import (
     Clock,
     KernelBatch,
-    LaunchQueue,
     NumpyBatch,
     QueuedBatch,
     TimedLaunch,
 )
-from labkit.workload.workload_protocols import EnterTurn
+from labkit.workload.workload_protocols import TurnContext
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.attention_protocol import Arrays
     from labkit.engine.attention.paged_backend_base import PagedBackend
+    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
 
 
 @dataclass(frozen=True)
@@ -51,48 +49,45 @@ class KernelArm:
 
     def case(self, name: str) -> Case | None:
         """Return the arm's case of this name, or None if the arm lacks or skips it."""
-        for case in self.workload.cases:
-            if case.name == name:
-                skipped = kernel_cases.skip_reason(self.geometry(case), self.workload)
-                return None if skipped else case
-        return None
+        case = next((case for case in self.workload.cases if case.name == name), None)
+        if case is None or kernel_cases.skip_reason(self.geometry(case), self.workload):
+            return None
+        return case
 
 
 class KernelArms:
     """The arms of one process, which share queries and KV memory of one element type.
 
-    ``arms``: in the cell's order; not empty. ``seed``: of the inputs and block tables; the same in
-    every run. ``make_queue``: returns the launch queue for an element type; called if an arm works
-    on lazy MLX arrays. ``turn``: attributes a failure during loading to an arm. ``launch_s``:
-    seconds spent in launches so far, by arm.
+    ``arms``: in the cell's order; not empty. ``context``: its seed is that of the inputs and block
+    tables. ``make_queue``: returns the launch queue for an element type; called if an arm works on
+    lazy MLX arrays. ``launch_s``: seconds spent in launches so far, by arm.
     """
 
     def __init__(
         self,
         arms: Sequence[KernelArm],
-        seed: int,
+        context: TurnContext,
         clock: Clock,
-        make_queue: Callable[[Precision], LaunchQueue],
-        turn: EnterTurn = lambda arm: nullcontext(),
+        make_queue: Callable[[Precision], MlxLaunchQueue],
     ) -> None:
         self.arms = tuple(arms)
         self.launch_s = [0.0] * len(arms)
-        self._seed = seed
-        self._clock = clock
+        self.context = context
+        self.clock = clock
         sizes = [(arm, arm.geometry(case)) for arm in arms for case in arm.workload.cases]
         runnable = [
             (arm, size) for arm, size in sizes if not kernel_cases.skip_reason(size, arm.workload)
         ]
-        kinds: set[Arrays] = set()
+        kinds: set[str] = set()
         for index, arm in enumerate(arms):
-            with turn(index):
-                kinds.add(_array_kind(arm.make_backend()))
+            with context.turn(index):
+                kinds.add(arm.make_backend().arrays)
         dtype = arms[0].workload.dtype
         self.queue = make_queue(dtype) if "mlx" in kinds else None
         memory = kernel_cases.allocate(
             max(size.pool_bytes for _, size in runnable),
             max(kernel_cases.query_elements(size, arm.workload) for arm, size in runnable),
-            seed,
+            context.seed,
             dtype,
         )
         # By the kind of array (``numpy``, ``mlx``) that an arm reads.
@@ -101,7 +96,7 @@ class KernelArms:
             self.memory["mlx"] = memory.moved(self.queue.put)
         # Planning now raises the errors of bad maps early and compiles the code that builds maps.
         for index, arm in enumerate(arms):
-            with turn(index):
+            with context.turn(index):
                 for size in (size for other, size in runnable if other is arm):
                     self.plan(arm, size.case)
 
@@ -114,39 +109,31 @@ class KernelArms:
         """Plan one arm's batch of a case, on a backend of its own."""
         size = arm.geometry(case)
         backend = arm.make_backend()
-        kind = _array_kind(backend)
-        arrays = self.memory[kind].view(size, arm.workload)
-        if self.queue is not None and kind == "mlx":
-            self.queue.wait([arrays.q, arrays.k_pool, arrays.v_pool])
+        queue = self.queue if backend.arrays == "mlx" else None
+        arrays = self.memory[backend.arrays].view(size, arm.workload)
+        if queue is not None:
+            queue.wait([arrays.q, arrays.k_pool, arrays.v_pool])
         backend.adopt([arrays.k_pool], [arrays.v_pool])
         scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
         backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
         make_plan = partial(backend.plan, **self._plan_arguments(size))
         parts = (backend, arm.workload, size, arrays, make_plan(), make_plan)
-        if self.queue is None or kind != "mlx":
+        if queue is None:
             return NumpyBatch(*parts)
         chain_length = kernel_cases.chain_length(size, arm.workload) if arm.queued else 1
-        return QueuedBatch(*parts, chain_length, arm.queued, queue=self.queue)
+        return QueuedBatch(*parts, chain_length, arm.queued, queue=queue)
 
     def _plan_arguments(self, size: CaseGeometry) -> dict[str, Any]:
         """Return a case's batch as the arguments of ``PagedBackend.plan``."""
         starts = np.zeros(len(size.query_lens) + 1, np.int32)
         np.cumsum(size.query_lens, out=starts[1:])
-        tables = kernel_cases.block_tables(size, self._seed)
+        tables = kernel_cases.block_tables(size, self.context.seed)
         return {"block_tables": tables, "seq_lens": size.seq_lens, "cu_seqlens_q": starts}
 
     def launch(
         self, arm: int, batch: KernelBatch, launch_name: str, chain_length: int = 1
     ) -> TimedLaunch:
         """Launch a batch and add its time to the arm's ``launch_s``. Call it in the arm's turn."""
-        launch = batch.launch(self._clock, launch_name, chain_length)
+        launch = batch.launch(self.clock, launch_name, chain_length)
         self.launch_s[arm] += launch.seconds * chain_length
         return launch
-
-    def close(self) -> None:
-        """Release the memory."""
-        self.memory.clear()
-
-
-def _array_kind(backend: PagedBackend) -> Arrays:
-    return "mlx" if backend.arrays == "mlx" else "numpy"

@@ -11,49 +11,27 @@ excludes the host's work of describing them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Precision, Workload
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.kernels.kernel_cases import Arrays, CaseGeometry
+from labkit.workload.kernels.kernel_cases import CaseGeometry, KernelMemory
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
     from labkit.engine.attention.launch_report import LaunchReport
     from labkit.engine.attention.paged_backend_base import PagedBackend
+    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
 
 Clock = Callable[[], float]
 TIMED_PLANS = 5  # how often planning is timed; the median counts
-
-
-class LaunchQueue(Protocol):
-    """A device with lazy arrays. ``NUMPY_DTYPES`` gives the NumPy types of the arrays it copies."""
-
-    def put(self, array: NDArray[Any]) -> Any:
-        """Copy an array to the device and wait until the copy is complete."""
-
-    def wait(self, arrays: Sequence[Any]) -> None:
-        """Evaluate arrays in one call."""
-
-    def read(self, array: Any) -> NDArray[Any]:
-        """Return an evaluated array as a NumPy array, without a copy if possible."""
-
-    def poison(self, like: Any, count: int, alone: bool) -> None:
-        """Leave NaN in the memory that the next ``count`` arrays of the shape of ``like`` will use.
-
-        ``alone``: first drop all memory kept for reuse. Then the next arrays certainly use the
-        poisoned memory; otherwise they probably do.
-        """
-
-    def empty(self, start: Any) -> Any:
-        """Return a lazy launch that does almost nothing. It depends on ``start``, if not None."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +60,7 @@ class KernelBatch:
     attention: PagedBackend
     workload: Workload
     size: CaseGeometry
-    arrays: Arrays
+    arrays: KernelMemory
     plan: AttentionMetadata
     make_plan: Callable[[], AttentionMetadata]
     chain_length: int = 1
@@ -155,7 +133,6 @@ class NumpyBatch(KernelBatch):
         return kernel_cases.timed_launches(self.size, self.workload)
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
-        """Fill the output with NaN."""
         self.arrays.out.fill(np.nan)
 
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
@@ -174,11 +151,10 @@ class NumpyBatch(KernelBatch):
 class QueuedBatch(KernelBatch):
     """A batch on lazy arrays. On a device without a queue the call itself is timed as well."""
 
-    queue: LaunchQueue
+    queue: MlxLaunchQueue
 
     @property
     def dtype(self) -> Precision:
-        """The workload's element type."""
         return self.workload.dtype
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
@@ -224,10 +200,10 @@ class QueuedBatch(KernelBatch):
         return max(0.0, first - start - second_s), plan.map_us
 
 
-def empty_chain(queue: LaunchQueue, clock: Clock, chain_length: int) -> float:
+def empty_chain(queue: MlxLaunchQueue, clock: Clock, chain_length: int) -> float:
     """Return the seconds per launch of a chain of ``chain_length`` empty launches."""
-    last = None
-    for _ in range(chain_length):
+    last = queue.empty(None)
+    for _ in range(chain_length - 1):
         last = queue.empty(last)
     start = clock()
     queue.wait([last])
