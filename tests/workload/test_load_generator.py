@@ -10,8 +10,8 @@ from labkit.engine.engine_protocol import (
     StreamEvent,
     TokenEvent,
 )
+from labkit.models.tokenizer import Detokenizer
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.output_digest import TokenTexts
 from labkit.workload.requests import serving_session
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession
@@ -188,7 +188,7 @@ def test_outputs_spell_their_tokens_where_a_tokenizer_is_given(tmp_path):
     spelling = ServingSession(
         StubEngine(clock), PROMPTS,
         Workload(name="test", kind="requests", concurrency=2),
-        seed=5, vocab_size=50, texts=TokenTexts(tmp_path), clock=clock,
+        seed=5, vocab_size=50, detokenizer=Detokenizer(tmp_path), clock=clock,
     )  # fmt: skip
     outputs = spelling.measure(lambda what: None).cases[0].outputs
     assert outputs["pieces"]["102"].endswith("b") and "203" not in outputs["pieces"]

@@ -327,14 +327,14 @@ class LiveLauncher(ProcessLauncher):
         }
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
         engines = [_engine(cell.arm(run.arm)) for run in runs]
-        long = in_process_rules.use_servers(engines)
+        long = any(engine.name == "openai" for engine in engines)
         return turn_coordinator.run(
             commands,
             order=order,
             timeout_s=cell.design.timeout_s,
             on_tick=tick,
             slice_s=LONG_SLICE_S if long else SLICE_S,
-            load_together=not in_process_rules.size_pools_by_free_memory(engines),
+            load_together=in_process_rules.live_budget(engines) is None,
         )
 
 

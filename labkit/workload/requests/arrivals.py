@@ -41,7 +41,12 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
     if arrivals.kind is ArrivalKind.at_once:
         return [0.0] * len(prompts)
     if arrivals.kind is ArrivalKind.trace:
-        return [_timestamp(prompt) / 1e3 * arrivals.time_scale for prompt in prompts]
+        for prompt in prompts:
+            require(
+                prompt.timestamp_ms is not None,
+                f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",
+            )
+        return [(prompt.timestamp_ms or 0.0) / 1e3 * arrivals.time_scale for prompt in prompts]
     sessions: set[str] = set()
     arrives = [_starts_session(prompt, sessions) for prompt in prompts]
     drawn = gaps(arrivals, np.random.default_rng([seed, STREAM]), sum(arrives))
@@ -63,14 +68,6 @@ def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
     new = prompt.session not in sessions
     sessions.add(prompt.session)
     return new
-
-
-def _timestamp(prompt: Prompt) -> float:
-    require(
-        prompt.timestamp_ms is not None,
-        f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",
-    )
-    return float(prompt.timestamp_ms or 0.0)
 
 
 def check_timestamps(source: PromptSource, experiment: Experiment) -> None:

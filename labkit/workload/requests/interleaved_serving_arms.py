@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,26 +41,17 @@ class ServingProgress:
     generator: LoadGenerator
     tokens: list[float] = field(default_factory=list)
 
-    def step_times(self) -> StepTimes:
-        """Return the times of the steps so far."""
+    def step_times(self) -> dict[str, Any]:
+        """Return ``seconds`` and computed ``tokens`` of each step so far, as JSON types.
+
+        ``schedule``: digest of the requests that received tokens in each step.
+        """
         receivers = repr([step.receivers for step in self.generator.steps])
-        return StepTimes(
-            seconds=self.generator.step_seconds().tolist(),
-            tokens=np.diff(self.tokens, prepend=0.0).tolist(),
-            schedule=hashlib.sha256(receivers.encode()).hexdigest(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """The duration (seconds) and the number of computed tokens of each step of an arm.
-
-    ``schedule``: digest of the requests that received tokens in each step.
-    """
-
-    seconds: list[float]
-    tokens: list[float]
-    schedule: str
+        return {
+            "seconds": self.generator.step_seconds().tolist(),
+            "tokens": np.diff(self.tokens, prepend=0.0).tolist(),
+            "schedule": hashlib.sha256(receivers.encode()).hexdigest(),
+        }
 
 
 class InterleavedServing:
@@ -136,21 +128,15 @@ class InterleavedServing:
         for index in self._order.slices(unfinished):
             with self._turn(index):
                 self._run_slice(self._arms[index], progress[index])
-        stalled = self._stalled_seconds(progress)
+        gathered, first = self._order.gather([one.step_times() for one in progress])
+        stalled = stalled_seconds(gathered)[first:]
         measurements = []
-        for index, stalled_s in enumerate(stalled):
+        for index, one in enumerate(progress):
             with self._turn(index):
-                session, generator = self._arms[index].session, progress[index].generator
-                stalls = None if session.is_remote else stalled_s
-                measurements.append(session.measurement(generator, stalls))
+                session = self._arms[index].session
+                stalls = None if session.is_remote else stalled[index]
+                measurements.append(session.measurement(one.generator, stalls))
         return measurements
-
-    def _stalled_seconds(self, progress: Sequence[ServingProgress]) -> list[NDArray[np.float64]]:
-        """Return the seconds that each step of each arm of this process lost to stalls."""
-        own = [asdict(one.step_times()) for one in progress]
-        gathered, first = self._order.gather(own)
-        stalled = stalled_seconds([StepTimes(**one) for one in gathered])
-        return stalled[first : first + len(progress)]
 
     def _run_slice(self, arm: ServingArm, progress: ServingProgress) -> None:
         """Run engine steps until the slice's time is over or all requests have ended.
@@ -174,12 +160,12 @@ class InterleavedServing:
             arm.session.close()
 
 
-def stalled_seconds(arms: Sequence[StepTimes]) -> list[NDArray[np.float64]]:
-    """Return the seconds that each step of each arm lost to stalls."""
-    times = [np.array(arm.seconds) for arm in arms]
-    if len(arms) > 1 and len({arm.schedule for arm in arms}) == 1:
+def stalled_seconds(arms: Sequence[Mapping[str, Any]]) -> list[NDArray[np.float64]]:
+    """Return the seconds that each step of each arm lost to stalls; see ``step_times``."""
+    times = [np.array(arm["seconds"]) for arm in arms]
+    if len(arms) > 1 and len({arm["schedule"] for arm in arms}) == 1:
         return list(step_stall_seconds.by_same_step(np.stack(times)))
     return [
-        step_stall_seconds.by_similar_steps(own, np.array(arm.tokens))
+        step_stall_seconds.by_similar_steps(own, np.array(arm["tokens"]))
         for arm, own in zip(arms, times, strict=True)
     ]

@@ -100,10 +100,10 @@ class RequestKind:
         return len(self._lengths(experiment))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        return in_process_rules.requests([experiment.engine for experiment in experiments])
+        return in_process_rules.first_reason(in_process_rules.REQUESTS, experiments)
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        return in_process_rules.live_requests([experiment.engine for experiment in experiments])
+        return in_process_rules.first_reason(in_process_rules.LIVE_REQUESTS, experiments)
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models."""
@@ -123,7 +123,7 @@ class RequestKind:
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
-        from labkit.workload.output_digest import TokenTexts
+        from labkit.models.tokenizer import Detokenizer
         from labkit.workload.requests.serving_session import ServingSession
 
         model = resolve(experiment.model)
@@ -134,7 +134,7 @@ class RequestKind:
             experiment.workload,
             seed=seed,
             vocab_size=model.vocab_size,
-            texts=TokenTexts(model.path),
+            detokenizer=Detokenizer(model.path),
             model_digest=model.digest,
             block_size=experiment.engine.kv.block_size,
             clock=clock,

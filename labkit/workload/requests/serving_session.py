@@ -22,9 +22,10 @@ from labkit.engine.engine_protocol import (
     TokenCounting,
 )
 from labkit.engine.request import Request, SamplingParams
+from labkit.models.tokenizer import Detokenizer
 from labkit.records import CaseRecord, Metric
 from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.output_digest import TokenTexts, text_digest, token_digest
+from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes
 from labkit.workload.requests.load_generator import Clock, LoadGenerator, RequestSchedule, Wait
@@ -42,7 +43,6 @@ from labkit.workload.requests.serving_metrics import (
 )
 from labkit.workload.tokenized_prompt import Prompt
 
-PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
 # With arrivals at a rate or from a trace, the number of requests in flight is unknown beforehand.
 PACED_STREAMS = 16
 
@@ -52,7 +52,7 @@ class ServingSession:
 
     ``prompts``: in the order of submission. ``seed``: of the warm-up's token ids, the arrivals and
     every request's random stream. ``vocab_size``: exclusive upper bound of the warm-up's token ids.
-    ``texts``: converts token ids to text for the record; None: the record has only ids.
+    ``detokenizer``: converts token ids to text for the record; None: the record has only ids.
     ``model_digest``: of the model's weights and tokenizer, for the record. ``block_size``: tokens
     in a block of the engine's prefix cache. ``clock`` returns seconds, ``wait`` sleeps for a number
     of seconds.
@@ -66,7 +66,7 @@ class ServingSession:
         *,
         seed: int,
         vocab_size: int,
-        texts: TokenTexts | None = None,
+        detokenizer: Detokenizer | None = None,
         model_digest: str | None = None,
         block_size: int = 16,
         clock: Clock = time.perf_counter,
@@ -79,7 +79,7 @@ class ServingSession:
         self._workload = workload
         self._seed = seed
         self._vocab_size = vocab_size
-        self._pieces = texts
+        self._detokenizer = detokenizer
         self._model_digest = model_digest
         self._block_size = block_size
         self._clock, self._wait = clock, wait
@@ -128,22 +128,19 @@ class ServingSession:
         Raises ``EngineError`` if ``workload.step_trace`` is set, and the engine cannot trace its
         steps.
         """
-        if self._workload.step_trace is not None:
-            self._step_trace = self._trace_steps(self._workload.step_trace)
+        limit = self._workload.step_trace
+        if limit is not None:
+            if not isinstance(self._engine, StepTracing):
+                raise EngineError(
+                    f"workload.step_trace={limit}: engine.name={self._engine.name} has no method "
+                    "trace_steps; set workload.step_trace=null for this arm"
+                )
+            self._step_trace = self._engine.trace_steps(limit, self._clock)
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
         return self._drive(self._prompts, heartbeat, due)
 
-    def _trace_steps(self, limit: int) -> StepReport:
-        if not isinstance(self._engine, StepTracing):
-            raise EngineError(
-                f"workload.step_trace={limit}: engine.name={self._engine.name} has no method "
-                "trace_steps; set workload.step_trace=null for this arm"
-            )
-        return self._engine.trace_steps(limit, self._clock)
-
     @property
     def has_clocks(self) -> bool:
-        """Whether the engine can time its steps."""
         return isinstance(self._engine, StepTiming)
 
     def start_clocked(self, heartbeat: Callable[[str], None]) -> ClockedServing:
@@ -207,8 +204,12 @@ class ServingSession:
             if stalled_s.any():
                 entries = generator.entries_without(stalled_s)
                 without = self._cases(entries, counters, generator.cpu_s)
-                cases = [_with_both(*pair) for pair in zip(without, cases, strict=True)]
-        served = _served(generator.entries)
+                both = zip(without, cases, strict=True)
+                cases = [
+                    replace(case, notes={**case.notes, "as_measured": _first_repeats(measured)})
+                    for case, measured in both
+                ]
+        served = [entry for entry in generator.entries if entry.outcome == "served"]
         notes |= {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
@@ -230,13 +231,9 @@ class ServingSession:
         self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float
     ) -> list[CaseRecord]:
         """Return one case for all requests and, with ``workload.per_request``, one per request."""
-        served = _served(entries)
+        peak_kv_bytes = counters.get("peak_kv_bytes")
         metrics = (
-            *serving_metrics(
-                entries,
-                counters.get(PEAK_KV_BYTES),
-                limits=self._workload.limits,
-            ),
+            *serving_metrics(entries, peak_kv_bytes, limits=self._workload.limits),
             *sending_metrics(entries),
             *counted_metrics(counters),
         )
@@ -246,18 +243,21 @@ class ServingSession:
         together = CaseRecord(
             case="all",
             metrics=self._marked(metrics),
-            outputs=outputs_of(entries, self._pieces),
+            outputs=outputs_of(entries, self._detokenizer),
             notes={"requests": request_notes(entries), "traffic": traffic},
         )
-        per_request = served if self._workload.per_request else ()
-        return [together, *map(self._request_case, per_request)]
-
-    def _request_case(self, served: ServedRequest) -> CaseRecord:
-        return CaseRecord(
-            case=served.request_id,
-            metrics=self._marked(request_metrics(served)),
-            outputs=outputs_of([served], self._pieces),
+        if not self._workload.per_request:
+            return [together]
+        per_request = (
+            CaseRecord(
+                case=served.request_id,
+                metrics=self._marked(request_metrics(served)),
+                outputs=outputs_of([served], self._detokenizer),
+            )
+            for served in entries
+            if served.outcome == "served"
         )
+        return [together, *per_request]
 
     def _marked(self, metrics: Iterable[Metric]) -> tuple[Metric, ...]:
         """Mark the workload's primary metric, which only records of a user's own kind tell."""
@@ -301,19 +301,18 @@ class ServingSession:
         )
 
     def _requests(self, prompts: Sequence[Prompt]) -> list[Request]:
-        return [self._request(index, prompt) for index, prompt in enumerate(prompts)]
-
-    def _request(self, index: int, prompt: Prompt) -> Request:
         w = self._workload
-        params = SamplingParams(
-            temperature=w.temperature,
-            top_k=w.top_k,
-            top_p=w.top_p,
-            max_tokens=prompt.max_tokens,
-            ignore_eos=w.ignore_eos,
-            seed=(self._seed << 32) + index,
+        sampling = SamplingParams(
+            temperature=w.temperature, top_k=w.top_k, top_p=w.top_p, ignore_eos=w.ignore_eos
         )
-        return Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
+        requests = []
+        for index, prompt in enumerate(prompts):
+            seed = (self._seed << 32) + index
+            params = replace(sampling, max_tokens=prompt.max_tokens, seed=seed)
+            requests.append(
+                Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
+            )
+        return requests
 
 
 def _check_complete(generator: LoadGenerator) -> None:
@@ -342,45 +341,42 @@ def _check_length(request: Request, entry: ServedRequest) -> None:
         )
 
 
-def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
-    return [entry for entry in entries if entry.outcome == "served"]
+def _first_repeats(case: CaseRecord) -> dict[str, float]:
+    return {metric.name: metric.repeats[0] for metric in case.metrics}
 
 
-def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
-    """Return ``case``, whose metrics exclude stalls, with the metrics of ``measured`` as a note."""
-    as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
-    return replace(case, notes={**case.notes, "as_measured": as_measured})
-
-
-def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:
-    """Return every request's tokens, or every request's text if a server sent text for any."""
-    if any(entry.text is not None for entry in entries):
-        return _text_outputs(entries)
-    return _token_outputs(entries, texts)
-
-
-def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) -> dict[str, Any]:
+def outputs_of(
+    entries: Sequence[ServedRequest], detokenizer: Detokenizer | None = None
+) -> dict[str, Any]:
     """Return every request's tokens with their logit margins (5 significant digits).
 
-    With ``texts``, the text of each id is added, and a digest of every request's text for the
-    comparison with servers that send only text. The overall digest covers only the token ids.
+    With ``detokenizer``, the text of each id is added, and a digest of every request's text for the
+    comparison with servers that send only text. The overall digest covers only the token ids. If a
+    server sent text for any request, return every request's text instead.
     """
-    spelled = {} if texts is None else texts.of(t for r in served for t in r.tokens)
-    return {
+    if any(entry.text is not None for entry in entries):
+        return _text_outputs(entries)
+    outputs: dict[str, Any] = {
         "kind": "tokens",
-        "digest": token_digest((r.request_id, r.tokens) for r in served),
+        "digest": token_digest((r.request_id, r.tokens) for r in entries),
         "requests": [
             {
                 "id": r.request_id,
                 "tokens": list(r.tokens),
                 "margins": _margins(r.margins),
                 "finish": r.finish,
-                **({} if texts is None else {"text_digest": texts.digest(r.tokens)}),
             }
-            for r in served
+            for r in entries
         ],
-        **({"pieces": spelled} if spelled else {}),
     }
+    if detokenizer is not None:
+        for request in outputs["requests"]:
+            text = detokenizer.normalized_text(request["tokens"])
+            request["text_digest"] = text_digest(text)
+        tokens = (token for r in entries for token in r.tokens)
+        if spelled := token_texts(detokenizer.tokenizer, tokens):
+            outputs["pieces"] = spelled
+    return outputs
 
 
 def _text_outputs(served: Sequence[ServedRequest]) -> dict[str, Any]:
