@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, Experiment, require
-from labkit.workload import source_results
+from labkit.workload import sources
 from labkit.workload.sources import PromptSource, TimestampedSource, bounded_reader, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
@@ -78,7 +78,7 @@ def check_timestamps(source: PromptSource, experiment: Experiment) -> None:
             f"workload.kind={experiment.workload.kind}: its prompt source has no method "
             f"timestamps_ms(), {needed}"
         )
-    times = source_results.timestamps_ms(source, experiment)
+    times = sources.timestamps_ms(source, experiment)
     missing = next((index for index, ms in enumerate(times) if ms is None), None)
     if missing is not None:
         place = _timestamp_place(source, experiment, missing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -39,21 +40,6 @@ MAX_WAIT_S = 0.02  # a longer wait would keep the other arms from their turns
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSchedule:
-    """Sessions, due times and concurrency, in the order of the requests.
-
-    ``sessions``: each request's session, or None. ``due``: the earliest time to send each
-    request, in seconds from the start; None: a closed loop. ``concurrency``: the maximum number of
-    requests in flight; None: no limit. ``stagger_s``: seconds between the starts of two clients.
-    """
-
-    sessions: Sequence[str | None]
-    due: Sequence[float] | None = None
-    concurrency: int | None = None
-    stagger_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class DueRequest:
     """A request to send now: its index, when it was due, and when its client sends it (seconds).
 
@@ -66,31 +52,33 @@ class DueRequest:
     sent: float | None
 
 
+@dataclass
 class ClientPool:
-    """The clients of a schedule, which send requests as they come due.
+    """The clients that send requests as they come due. All times are seconds from the start.
 
-    All times are seconds from the start.
+    ``sessions``: each request's session, or None. ``due``: the earliest time to send each
+    request; None: a closed loop. ``concurrency``: the maximum number of requests in flight; None:
+    no limit. ``stagger_s``: seconds between the starts of two clients.
     """
 
-    def __init__(self, schedule: RequestSchedule) -> None:
-        self._schedule = schedule
+    sessions: Sequence[str | None]
+    due: Sequence[float] | None = None
+    concurrency: int | None = None
+    stagger_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self._in_flight = 0
         self._full_until = 0.0
-        self._next_turns: dict[str, list[int]] = {}  # by session, in reverse order
+        self._next_turns: dict[str, deque[int]] = {}  # by session
         self._ready: list[tuple[float, int]] = []
-        for index, session in enumerate(schedule.sessions):
+        for index, session in enumerate(self.sessions):
             if session is not None and session in self._next_turns:
                 self._next_turns[session].append(index)
                 continue
             if session is not None:
-                self._next_turns[session] = []
-            self._ready.append((self._due(index), index))
-        for turns in self._next_turns.values():
-            turns.reverse()
+                self._next_turns[session] = deque()
+            self._ready.append((0.0 if self.due is None else self.due[index], index))
         heapq.heapify(self._ready)
-
-    def _due(self, index: int) -> float:
-        return 0.0 if self._schedule.due is None else self._schedule.due[index]
 
     def next(self, elapsed: float) -> DueRequest | None:
         """Remove and return a request that can be sent now, or None if there is none."""
@@ -98,7 +86,7 @@ class ClientPool:
             return None
         due, index = heapq.heappop(self._ready)
         self._in_flight += 1
-        if self._schedule.due is None:
+        if self.due is None:
             return DueRequest(index, None, None)
         return DueRequest(index, due, max(due, self._full_until))
 
@@ -108,20 +96,20 @@ class ClientPool:
         It is infinite if the request must wait until another one ends, because all clients are
         busy, or for the answer to its session's previous request.
         """
-        limit, busy = self._schedule.concurrency, self._in_flight
-        if not self._ready or (limit is not None and busy >= limit):
+        busy = self._in_flight
+        if not self._ready or (self.concurrency is not None and busy >= self.concurrency):
             return math.inf
-        return max(self._ready[0][0], self._schedule.stagger_s * busy)
+        return max(self._ready[0][0], self.stagger_s * busy)
 
     def finished(self, index: int, elapsed: float) -> None:
         """Note that a request in flight has ended, so its session's next request may be sent."""
-        if self._in_flight == self._schedule.concurrency:
+        if self._in_flight == self.concurrency:
             self._full_until = elapsed
         self._in_flight -= 1
-        session = self._schedule.sessions[index]
+        session = self.sessions[index]
         if session is not None and self._next_turns[session]:
-            following = self._next_turns[session].pop()
-            due = 0.0 if self._schedule.due is None else max(self._due(following), elapsed)
+            following = self._next_turns[session].popleft()
+            due = 0.0 if self.due is None else max(self.due[following], elapsed)
             heapq.heappush(self._ready, (due, following))
 
 
@@ -144,8 +132,8 @@ class LoadGenerator:
     itself adds is recorded as ``late``.
 
     ``engine`` must receive no other requests during the run. ``requests`` are in the order of the
-    schedule. ``clock`` returns seconds and may stop between steps; ``wait`` sleeps for a number of
-    seconds. ``heartbeat`` is called with the progress when requests have finished. ``timeline``
+    ``clients``. ``clock`` returns seconds and may stop between steps; ``wait`` sleeps for a number
+    of seconds. ``heartbeat`` is called with the progress when requests have finished. ``timeline``
     samples the engine's memory between steps.
     """
 
@@ -154,7 +142,7 @@ class LoadGenerator:
         engine: InferenceEngine,
         requests: Sequence[Request],
         *,
-        schedule: RequestSchedule,
+        clients: ClientPool,
         clock: Clock,
         heartbeat: Callable[[str], None],
         timeline: MemoryTimeline,
@@ -168,7 +156,7 @@ class LoadGenerator:
         self._remote = engine if isinstance(engine, Remote) else None
         if self._remote is not None:
             self._remote.use_clock(clock)
-        self._clients = ClientPool(schedule)
+        self._clients = clients
         self._clock, self._wait = clock, wait
         self._heartbeat = heartbeat
         self._total = f"{len(self.requests)} request{'s' * (len(self.requests) != 1)}"
@@ -213,7 +201,7 @@ class LoadGenerator:
             replace(
                 entry,
                 submitted=moved(entry.submitted),
-                chunk_times=[moved(time) for time in entry.chunk_times],
+                chunk_times=list(map(moved, entry.chunk_times)),
                 admitted=None if entry.admitted is None else moved(entry.admitted),
                 due=None if entry.due is None else moved(entry.due),
                 ended=None if entry.ended is None else moved(entry.ended),
@@ -222,7 +210,6 @@ class LoadGenerator:
         ]
 
     def run(self) -> None:
-        """Call ``step`` until every request has ended."""
         while not self.done:
             self.step()
 

@@ -23,7 +23,7 @@ from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
 from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
-from labkit.workload import in_process_rules, source_results
+from labkit.workload import in_process_rules, sources
 from labkit.workload.measurement import Estimate
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.requests.arrivals import check_timestamps
@@ -167,21 +167,21 @@ class RequestKind:
         """Return when the last of ``count`` requests is expected; 0 without a rate or a trace."""
         arrivals, source = experiment.workload.arrivals, self.source(experiment)
         if arrivals.kind is ArrivalKind.trace and isinstance(source, TimestampedSource):
-            times = source_results.timestamps_ms(source, experiment)
+            times = sources.timestamps_ms(source, experiment)
             return max((ms or 0.0) for ms in times) / 1e3 * arrivals.time_scale
         if isinstance(source, SessionSource):
             count = min(count, source.num_sessions(experiment))
         return 0.0 if arrivals.rate is None else count / arrivals.rate
 
     def _lengths(self, experiment: Experiment) -> list[tuple[int, int]]:
-        return source_results.lengths(self.source(experiment), experiment)
+        return sources.lengths(self.source(experiment), experiment)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
         own = _class_identity(experiment.workload.kind)
-        of_source = source_results.identity(source, experiment)
+        of_source = sources.identity(source, experiment)
         key = prompt_key({"model": model.digest, "source": of_source, **own})
-        every = cached_prompts(key, lambda: source_results.prompts(source, experiment, model))
+        every = cached_prompts(key, lambda: sources.prompts(source, experiment, model))
         prompts = tuple(take_first(experiment, every))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
 

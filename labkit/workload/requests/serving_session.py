@@ -28,7 +28,7 @@ from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes
-from labkit.workload.requests.load_generator import Clock, LoadGenerator, RequestSchedule, Wait
+from labkit.workload.requests.load_generator import ClientPool, Clock, LoadGenerator, Wait
 from labkit.workload.requests.memory_timeline import MemoryTimeline
 from labkit.workload.requests.profiling_turns import ClockedServing
 from labkit.workload.requests.serving_metrics import (
@@ -288,7 +288,7 @@ class ServingSession:
         return LoadGenerator(
             engine or self._engine,
             self._requests(prompts),
-            schedule=RequestSchedule(
+            clients=ClientPool(
                 [prompt.session for prompt in prompts],
                 due,
                 PACED_STREAMS if warms_up else self._workload.concurrency,

@@ -17,7 +17,7 @@ from labkit.engine.memory_budget import model_footprint
 from labkit.machine import cache_dir
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.models.synthetic.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic.synthetic_model import corpus_texts
 from labkit.workload.tokenized_prompt import Prompt, prompt_key
 
 MAX_FILE_BYTES = 256 << 20

@@ -72,11 +72,15 @@ class TextSource:
 
         reader = tokenizer.load(model.path)
         named = experiment.workload.per_request
+
+        def answer_tokens(answer: str) -> int:
+            return max(1, len(reader.encode_pieces(["", answer])))
+
         return tuple(
             Prompt(
                 text.name if named else f"r{index:03d}",
                 _ids(reader, text),
-                text.max_tokens if text.answer is None else _count(reader, text.answer),
+                text.max_tokens if text.answer is None else answer_tokens(text.answer),
                 text.session,
                 text.timestamp_ms,
                 text.messages,
@@ -95,9 +99,8 @@ class TextSource:
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         return [
-            (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)
+            (1 + len("".join(text.parts).encode()) // BYTES_PER_TOKEN, text.max_tokens)
             for text in self._requests(experiment)
-            for output in [text.max_tokens]
         ]
 
 
@@ -105,10 +108,6 @@ def _ids(reader: Tokenizer, text: TextRequest) -> tuple[int, ...]:
     if text.messages is not None and (reader.template or reader.template_error):
         return tuple(reader.encode_chat(text.messages))
     return tuple(reader.encode_turns(text.parts))
-
-
-def _count(reader: Tokenizer, answer: str) -> int:
-    return max(1, len(reader.encode_pieces(["", answer])))
 
 
 def plain(message: Mapping[str, str]) -> str:
