@@ -145,7 +145,6 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template uses the variable ``tools``."""
         return "tools" in self._variables
 
     def render(

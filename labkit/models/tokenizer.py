@@ -44,7 +44,6 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids, including special tokens."""
         return int(self._tokenizer.get_vocab_size())
 
     @cached_property
@@ -173,7 +172,6 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens as text."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special)
 
@@ -238,7 +236,6 @@ class SpecialTokenEscape:
         return f"{match[0][0]}{self._marker}{match[0][1:]}"
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces of a text between the markers."""
         return text.split(self._marker)
 
 
@@ -255,7 +252,6 @@ class Detokenizer:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         return load(self._model_dir)
 
     def prompt_text(self, ids: Sequence[int]) -> tuple[str, bool]:
@@ -271,11 +267,9 @@ class Detokenizer:
         return self.tokenizer.decode(prompt), False
 
     def count_tokens(self, text: str) -> int:
-        """Return the number of tokens in a text, without the special tokens that encoding adds."""
         return len(self.tokenizer.encode(text, special=False))
 
     def normalized_text(self, ids: Sequence[int]) -> str:
-        """Return the text of output ids, normalized for comparison."""
         return self.normalize(self.tokenizer.decode(ids))
 
     def normalize(self, text: str) -> str:

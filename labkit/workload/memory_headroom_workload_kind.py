@@ -38,7 +38,6 @@ class Claim:
 
     @property
     def left_pct(self) -> float:
-        """The share of RAM that the claim leaves free, in percent."""
         return 100 * (1 - self.taken / self.total)
 
 
@@ -90,7 +89,6 @@ class MemoryClaimKind:
     """Computes memory claims; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the workload has requests. ``prepare`` checks the memory budget."""
         lengths = source_of(experiment).lengths(experiment)
         require(bool(lengths), f"workload={experiment.workload.name} has no requests")
 
@@ -98,7 +96,6 @@ class MemoryClaimKind:
         claim(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return None: arms always share a process, since nothing is loaded."""
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
@@ -115,15 +112,12 @@ class MemoryClaims:
         self._experiments = tuple(experiments)
 
     def warm_up(self) -> None:
-        """Do nothing."""
+        """Do nothing, since nothing was loaded."""
 
-    prepare = warm_up
+    close = prepare = warm_up
 
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
         return [_measurement(experiment) for experiment in self._experiments]
-
-    def close(self) -> None:
-        """Do nothing, since nothing was loaded."""
 
 
 def _measurement(experiment: Experiment) -> Measurement:

@@ -21,11 +21,9 @@ T = TypeVar("T")
 START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
 
 
-class EnterTurn(Protocol):
-    """Starts an arm's turn."""
-
-    def __call__(self, arm: int) -> AbstractContextManager[None]:
-        """Apply the CPU budget of ``arm`` (an index) and attribute failures to it, until exit."""
+# Starts a turn of the arm with an index: applies its CPU budget and attributes failures to it,
+# until the context ends.
+EnterTurn = Callable[[int], AbstractContextManager[None]]
 
 
 class MachineKernels(Protocol):
@@ -58,7 +56,6 @@ class TurnContext:
 
     @property
     def turn_order(self) -> TurnOrder:
-        """The order of turns: granted, or drawn from ``order``."""
         return self.granted or RandomTurnOrder(self.order)
 
 
@@ -68,8 +65,7 @@ class NoMachineKernels:
     def pulse(self) -> None:
         """Do nothing."""
 
-    def flush(self) -> None:
-        """Do nothing."""
+    flush = pulse
 
 
 def single_arm_context(seed: int) -> TurnContext:

@@ -13,7 +13,7 @@ import pytest
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
 from labkit.workload.measurement import InvalidOutput
-from labkit.workload.requests import step_stall_seconds
+from labkit.workload.requests import interleaved_serving_arms
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
@@ -498,10 +498,10 @@ def test_steps_of_a_rare_kind_are_no_stalls():
     """Four long prefills beside many decodes, where nothing of the same schedule is beside them."""
     times = np.array([0.03] * 60 + [5.0] * 4)
     tokens = np.array([96.0] * 60 + [4000.0] * 4)
-    assert not step_stall_seconds.by_similar_steps(times, tokens).any()
+    assert not interleaved_serving_arms.by_similar_steps(times, tokens).any()
     times[7] += 0.5
-    assert step_stall_seconds.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
-    assert not step_stall_seconds.by_similar_steps(times, np.zeros(64)).any()
+    assert interleaved_serving_arms.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
+    assert not interleaved_serving_arms.by_similar_steps(times, np.zeros(64)).any()
 
 
 def test_what_an_engine_computes_ahead_ends_in_its_own_turn_and_on_its_own_clock():

@@ -2,8 +2,8 @@
 
 The arms of a request workload may be interleaved in one process. If a step then took clearly longer
 than the same step of the other arms, it counts as stalled, and its excess time is removed
-(:mod:`labkit.workload.requests.step_stall_seconds`). Work that an arm does now and then
-(compaction, copies, eviction) looks like a stall within one process, but not over many processes:
+(``labkit.workload.requests.interleaved_serving_arms.stalled_seconds``). Work that an arm now and
+then does (compaction, copies, eviction) looks like a stall within one process, but not over many:
 the machine stalls any arm that happens to run, while an arm's own work recurs in that arm. So the
 removed share of an arm's time, and the number of its stalled steps, are compared with the
 baseline's in the same process by the exact signed-rank test over processes (F. Wilcoxon 1945).

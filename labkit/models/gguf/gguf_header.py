@@ -125,7 +125,6 @@ class GGUFTensor:
 
     @property
     def size(self) -> int:
-        """The tensor's bytes in the file."""
         return prod(self.shape) // self.type.block_values * self.type.block_bytes
 
 

@@ -59,21 +59,15 @@ class Dimensions:
     shared_inner: int
 
     def size_of(self, name: str) -> int:
-        """Return a dimension's size. ``name`` is a name from ``TensorRule.shape``."""
+        """Return a dimension's size. ``name``: one from ``TensorRule.shape``, else a field's."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "hidden": self.hidden,
-            "inner": self.inner,
+        products = {
             "twice inner": 2 * self.inner,
-            "heads": self.heads,
-            "head": self.head_dim,
             "queries": queries,
             "keys": keys,
             "queries, keys, values": queries + 2 * keys,
-            "experts": self.experts,
-            "expert inner": self.expert_inner,
-            "shared inner": self.shared_inner,
-        }[name]
+        }
+        return products[name] if name in products else int(getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -167,10 +161,6 @@ class GGUFArchitecture:
 
 
 Settings = Callable[[GGUFFile, str, Dimensions], dict[str, Any]]
-
-
-def _no_settings(_file: GGUFFile, _name: str, _sizes: Dimensions) -> dict[str, Any]:
-    return {}
 
 
 def _mixtral(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
@@ -288,7 +278,7 @@ class ClassTraits:
     partial: bool = False
     scaling: tuple[str, ...] = ()
     windows: str = "context"
-    settings: Settings = _no_settings
+    settings: Settings | None = None
 
 
 ALL_SCALINGS = ("linear", "yarn", "llama3")
@@ -386,7 +376,7 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
         rope_scaling=scaling,
         tied="output.weight" not in file.tensors,
         biases=_biases(file, model_type),
-        settings=traits.settings(file, name, sizes),
+        settings=traits.settings(file, name, sizes) if traits.settings else {},
     )
     _check_tensors(file, architecture)
     return architecture

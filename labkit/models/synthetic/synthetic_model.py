@@ -76,7 +76,6 @@ class ModelRecipe:
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
     def write(self, folder: Path) -> None:
-        """Write the model's four files into ``folder``."""
         from safetensors.numpy import save_file
 
         from labkit.models.synthetic import train_bpe
@@ -119,7 +118,6 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _windowed_config(shape: ModelShape) -> dict[str, Any]:
-    """Return the entries of config.json in which a llama with sliding windows differs."""
     kinds = {True: "sliding_attention", False: "full_attention"}
     return {
         "architectures": ["LlamaForCausalLM"],

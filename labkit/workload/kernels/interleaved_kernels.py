@@ -187,14 +187,12 @@ class InterleavedKernels:
         return list(pilots.values())
 
     def _pilot_round(self, case: CaseRounds) -> float:
-        """Measure a round in random order and return its seconds."""
         arms, start = [arm.prepared.arm for arm in case.arms], self._clock()
         order = self._context.order.sample(arms, len(arms))
         self._measure_round(case, [(arm, position) for position, arm in enumerate(order)])
         return self._clock() - start
 
     def _pulse(self) -> float:
-        """Return the seconds of one pulse, which is the same work for every arm."""
         start = self._clock()
         self._context.machine.pulse()
         return self._clock() - start
@@ -232,12 +230,10 @@ class InterleavedKernels:
         arm.report = (single or fastest).report
 
     def _wash_out(self, arm: ArmSamples) -> None:
-        """Launch an arm's wash-out of a case, untimed."""
         name = f"round {len(arm.seconds)}, wash-out"
         self._arms.launch(arm.prepared.arm, arm.prepared.washout, name)
 
     def _timed_launch(self, arm: ArmSamples, launch_name: str, chain_length: int) -> TimedLaunch:
-        """Time a launch or a chain, check the outputs and update the arm's counters."""
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
@@ -248,7 +244,6 @@ class InterleavedKernels:
         return launch
 
     def _measurement(self, index: int, hardware: dict[str, Any]) -> Measurement:
-        """Return the measurement of all cases of the arm with this index."""
         arm, records = self._arms.arms[index], []
         values: dict[str, NDArray[np.float32]] = {}
         for case in arm.workload.cases:

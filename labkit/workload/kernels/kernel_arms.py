@@ -44,7 +44,6 @@ class KernelArm:
     queued: bool = False
 
     def geometry(self, case: Case) -> CaseGeometry:
-        """Return the sizes of one of the arm's cases."""
         return kernel_cases.geometry(case, self.workload, self.block_size)
 
     def case(self, name: str) -> Case | None:
@@ -124,7 +123,6 @@ class KernelArms:
         return QueuedBatch(*parts, chain_length, arm.queued, queue=queue)
 
     def _plan_arguments(self, size: CaseGeometry) -> dict[str, Any]:
-        """Return a case's batch as the arguments of ``PagedBackend.plan``."""
         starts = np.zeros(len(size.query_lens) + 1, np.int32)
         np.cumsum(size.query_lens, out=starts[1:])
         tables = kernel_cases.block_tables(size, self.context.seed)

@@ -96,11 +96,9 @@ class CaseRounds:
 
     @property
     def part(self) -> Part:
-        """These rounds as the ``Part`` that the turn order needs."""
         return Part(self.label, self.rounds, tuple(arm.prepared.arm for arm in self.arms))
 
     def samples(self, arm: int) -> ArmSamples:
-        """Return the samples of the arm with the index ``arm``."""
         return next(one for one in self.arms if one.prepared.arm == arm)
 
     def chain_length(self, arm: ArmSamples) -> int:

@@ -54,7 +54,6 @@ class CaseGeometry:
 
     @property
     def total_q(self) -> int:
-        """Number of query tokens of all requests."""
         return int(self.query_lens.sum())
 
 
@@ -182,7 +181,6 @@ class KernelMemory:
     v_pool: Any
 
     def moved(self, put: Callable[[NDArray[Any]], Any]) -> KernelMemory:
-        """Return the same inputs converted by ``put``."""
         return replace(self, q=put(self.q), k_pool=put(self.k_pool), v_pool=put(self.v_pool))
 
     def widened(self) -> KernelMemory:

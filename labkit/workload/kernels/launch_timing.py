@@ -68,7 +68,6 @@ class KernelBatch:
 
     @property
     def dtype(self) -> Precision:
-        """Element type of the outputs."""
         raise NotImplementedError
 
     @property

@@ -31,7 +31,6 @@ class MlxLaunchQueue:
         return copied
 
     def wait(self, arrays: Sequence[mx.array]) -> None:
-        """Evaluate arrays in one call."""
         mx.eval(*arrays)
 
     def read(self, array: mx.array) -> NDArray[Any]:

@@ -167,7 +167,6 @@ class LoadGenerator:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended, successfully or not."""
         return len(self._sent) == len(self.requests) and not self._live
 
     @property
@@ -245,7 +244,6 @@ class LoadGenerator:
         return True
 
     def _until_send(self) -> float:
-        """Return the seconds until the next request can be sent, at most ``PERIOD_S``."""
         assert self._start is not None
         elapsed = self._clock() - self._start
         return min(PERIOD_S, max(0.0, self._clients.next_send() - elapsed))

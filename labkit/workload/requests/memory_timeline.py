@@ -42,7 +42,6 @@ class MemoryTimeline:
         self._cost = 0.0
 
     def submitted(self, entry: ServedRequest) -> None:
-        """Add a request that has just been submitted."""
         if self._start is None:
             self._start = self._due = entry.submitted
         self._waiting.append(entry)

@@ -269,14 +269,14 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         return
     options = experiment.engine.budget
     if options.blocks is not None:
-        option = f"engine.budget.blocks={options.blocks}"
+        option = f"blocks={options.blocks}"
     else:
         fixed = options.policy is BudgetPolicy.fixed
         option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
-        option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
+        option += f" ({planned.blocks} KV blocks)"
     require(
         needed <= planned.full_blocks,
-        f"{option} is too small: request {largest.request_id} of "
+        f"engine.budget.{option} is too small: request {largest.request_id} of "
         f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
         "enlarge the KV pool",
     )
@@ -297,10 +297,8 @@ def _check_server(experiment: Experiment) -> None:
 
 def footprint(experiment: Experiment) -> ModelFootprint:
     """Return the model's sizes without building the model."""
-    loading = (
-        compute_dtype.cast_target(experiment.engine),
-        compute_dtype.matrix_storage(experiment.engine),
-    )
+    engine = experiment.engine
+    loading = compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
     built = model_footprint.from_model(experiment.model, *loading)
     return built or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 

@@ -74,7 +74,6 @@ class ServedRequest:
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens that the request received."""
         return len(self.tokens) if self.counted is None else self.counted
 
     @property
@@ -99,12 +98,10 @@ class ServedRequest:
 
     @property
     def ttft(self) -> float:
-        """Seconds from arrival to the first token."""
         return self.chunk_times[0] - self.arrived
 
     @property
     def e2e(self) -> float:
-        """Seconds from arrival to the last token."""
         return self.chunk_times[-1] - self.arrived
 
     @property
@@ -115,9 +112,7 @@ class ServedRequest:
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between successive chunks."""
-        times = self.chunk_times
-        return [after - before for before, after in pairwise(times)]
+        return [after - before for before, after in pairwise(self.chunk_times)]
 
 
 def span(entries: Sequence[ServedRequest]) -> float:
@@ -192,17 +187,14 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     filled. A metric is omitted if the engine lacks its counters.
     """
     steps, slots = counters.get("steps.total"), counters.get("kv.slots_held")
-    metrics = []
+    values = {}
     if steps and "host_ms" in counters:
-        per_step = counters["host_ms"] / steps
-        metrics.append(measured("host_ms_per_step", (per_step,)))
+        values["host_ms_per_step"] = counters["host_ms"] / steps
     if steps and "shape.repeated" in counters:
-        repeated = 100 * counters["shape.repeated"] / steps
-        metrics.append(measured("shape_repeated_pct", (repeated,)))
+        values["shape_repeated_pct"] = 100 * counters["shape.repeated"] / steps
     if slots and "kv.slots_filled" in counters:
-        waste = 100 * (1 - counters["kv.slots_filled"] / slots)
-        metrics.append(measured("kv_waste_pct", (waste,)))
-    return tuple(metrics)
+        values["kv_waste_pct"] = 100 * (1 - counters["kv.slots_filled"] / slots)
+    return tuple(measured(name, (value,)) for name, value in values.items())
 
 
 def meets(served: ServedRequest, limits: LatencySLO) -> bool:
@@ -236,9 +228,7 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
 
 def _mean(name: str, seconds: Iterable[float]) -> list[Metric]:
     values = np.fromiter(seconds, dtype=np.float64)
-    if not values.size:
-        return []
-    return [measured(f"{name}_mean_ms", (float(values.mean()) * 1e3,))]
+    return [measured(f"{name}_mean_ms", (float(values.mean()) * 1e3,))] if values.size else []
 
 
 def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
@@ -247,6 +237,11 @@ def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
     They count from the first arrival of all requests, with which the memory's timeline begins.
     """
     start = min(r.arrived for r in entries)
+
+    def arrival_notes(r: ServedRequest) -> dict[str, float]:
+        times = {"arrived": r.arrived - start, "queued": r.queued, "late": r.late}
+        return {f"{name}_ms": _ms(time) for name, time in times.items()}
+
     return [
         {
             "id": r.request_id,
@@ -255,7 +250,7 @@ def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
             **({} if r.first_chunk == 1 else {"first_chunk": r.first_chunk}),
             **({} if r.untimed_tokens == 0 else {"untimed_tokens": r.untimed_tokens}),
             "submitted_ms": _ms(r.submitted - start),
-            **({} if r.due is None else _arrival_notes(r, start)),
+            **({} if r.due is None else arrival_notes(r)),
             **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),
             "ttft_ms": _ms(r.ttft),
             "e2e_ms": _ms(r.e2e),
@@ -264,14 +259,6 @@ def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
         for r in entries
         if r.outcome == "served"
     ]
-
-
-def _arrival_notes(entry: ServedRequest, start: float) -> dict[str, float]:
-    return {
-        "arrived_ms": _ms(entry.arrived - start),
-        "queued_ms": _ms(entry.queued),
-        "late_ms": _ms(entry.late),
-    }
 
 
 def _ms(seconds: float) -> float:

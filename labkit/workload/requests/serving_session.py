@@ -117,7 +117,6 @@ class ServingSession:
         return min(limit or number, number)
 
     def measure(self, heartbeat: Callable[[str], None]) -> Measurement:
-        """Serve all requests once; see ``InterleavedArms``."""
         generator = self.start(heartbeat)
         generator.run()
         return self.measurement(generator)

@@ -89,7 +89,6 @@ class TextSource:
         )
 
     def timestamps_ms(self, experiment: Experiment) -> list[float | None]:
-        """Return each request's timestamp; None if it has none."""
         return [text.timestamp_ms for text in self._requests(experiment)]
 
     def num_sessions(self, experiment: Experiment) -> int:

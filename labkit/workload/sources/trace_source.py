@@ -96,7 +96,6 @@ class TraceSource:
         return tuple(requests)
 
     def timestamps_ms(self, experiment: Experiment) -> list[float | None]:
-        """Return each request's timestamp."""
         return [line.timestamp for line in self._lines(experiment)]
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:

@@ -30,7 +30,6 @@ class Event:
     needs: int = 1
 
     def visible(self, picks: Iterable[int]) -> bool:
-        """Return whether the picked frames show the event."""
         distinct = set(picks)
         before = sum(self.start <= pick < self.frame for pick in distinct)
         after = sum(self.frame <= pick < self.end for pick in distinct)
