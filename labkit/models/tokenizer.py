@@ -6,6 +6,7 @@ import itertools
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,7 @@ class SpecialTokenEscape:
         return text.split(self._marker)
 
 
+@dataclass(eq=False)
 class Detokenizer:
     """Converts ids to text and back, for servers that accept or return text instead of ids.
 
@@ -247,12 +249,11 @@ class Detokenizer:
     token ends inside a character). Servers differ in all three.
     """
 
-    def __init__(self, model_dir: Path) -> None:
-        self._model_dir = model_dir
+    model_dir: Path
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return load(self._model_dir)
+        return load(self.model_dir)
 
     def prompt_text(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Return a prompt as text, and whether the tokenizer encodes that text to the same ids.

@@ -105,11 +105,11 @@ class MemoryClaimKind:
         return Estimate(START_SECONDS, PROCESS_BYTES)
 
 
+@dataclass(frozen=True)
 class MemoryClaims:
     """Memory claims of several arms; see ``InterleavedArms``."""
 
-    def __init__(self, experiments: Sequence[Experiment]) -> None:
-        self._experiments = tuple(experiments)
+    experiments: Sequence[Experiment]
 
     def warm_up(self) -> None:
         """Do nothing, since nothing was loaded."""
@@ -117,7 +117,7 @@ class MemoryClaims:
     close = prepare = warm_up
 
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
-        return [_measurement(experiment) for experiment in self._experiments]
+        return [_measurement(experiment) for experiment in self.experiments]
 
 
 def _measurement(experiment: Experiment) -> Measurement:

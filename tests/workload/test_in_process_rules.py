@@ -120,7 +120,7 @@ def packed(session):
     """Return the addresses of the weights that an engine multiplies with."""
     from labkit.cpu.matmul.packed_linear import PackedLinear
 
-    forward = session._engine._loop._launcher.run_model._forward
+    forward = session.engine._loop._launcher.run_model._forward
     addresses, todo = set(), [forward._model]
     seen = set()
     while todo:

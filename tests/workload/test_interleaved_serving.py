@@ -318,7 +318,7 @@ def test_a_server_s_times_are_its_arm_s_and_keep_what_looks_like_a_stall():
     order = RandomTurnOrder(random.Random(1))
     for measured in InterleavedServing(seats, order, turn).measure(lambda text: None):
         assert "stalls" not in measured.notes
-        steps = seats[0].session._engine.steps
+        steps = seats[0].session.engine.steps
         assert metrics(measured)["wall_s"] == pytest.approx(0.01 * (steps - 1) + 0.5, rel=0.05)
 
 

@@ -531,8 +531,8 @@ def test_staggered_clients_of_a_server_join_one_after_the_other():
     prompts = [Prompt(f"r{i}", (1,), 1) for i in range(5)]
     run = session(SlowServer(clock), clock, prompts, concurrency=4, stagger_ms=50)
     run.measure(lambda text: None)
-    assert run._engine.joined[:4] == pytest.approx([0.0, 0.05, 0.1, 0.15])
-    assert run._engine.joined[4] >= 2.0
+    assert run.engine.joined[:4] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+    assert run.engine.joined[4] >= 2.0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
-from labkit.models.gguf.gguf_pre_tokenizers import find_pre_tokenizer
+from labkit.models.gguf.gguf_pre_tokenizers import PreTokenizer, find_pre_tokenizer
 
 # In a file with one of these words in its name, special tokens swallow the white space after them,
 # except some.
@@ -55,18 +55,14 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
 
     Raises ``GGUFError`` if the tokenizer is not supported, or its lists do not match each other.
     """
-    kind = _kind(file)
+    is_spm = _kind(file) == SENTENCE_PIECE
     tokens = file.strings("tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(tokens) > MAX_TOKENS or len(vocab) != len(tokens):
         raise GGUFError(
             f"the vocabulary of {len(tokens)} tokens has duplicates or more than {MAX_TOKENS}"
         )
-    if kind == SENTENCE_PIECE:
-        adds_space = _flag(file, "tokenizer.ggml.add_space_prefix", default=True)
-        built = build_spm(file, tokens, vocab, adds_space=adds_space)
-    else:
-        built = _build_bpe(file, vocab)
+    built = _build_spm(file, tokens, vocab) if is_spm else _build_bpe(file, vocab)
     _add_added_tokens(built, file, tokens)
     _add_special_tokens_processor(built, file, tokens)
     return built
@@ -83,8 +79,12 @@ def _kind(file: GGUFFile) -> str:
     return kind
 
 
+def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
+    return find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default"))
+
+
 def _build_bpe(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
-    pre = find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default"))
+    pre = _pre_tokenizer(file)
     try:
         built = Tokenizer(
             models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=pre.ignores_merges)
@@ -161,7 +161,8 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     """Add the tokens that are matched whole. As in llama.cpp, an end by its text is always one."""
-    kinds, strips = _token_types(file), _strips_spaces(file)
+    kinds, model = _token_types(file), file.metadata.get("general.name")
+    strips = isinstance(model, str) and any(name in model.lower() for name in PHI3_NAMES)
     ends = _end_token_ids(file) & _ends_by_text(file)
     for index, (kind, token) in enumerate(zip(kinds, tokens, strict=bool(len(kinds)))):
         added = AddedToken(token, normalized=False, rstrip=strips and token not in KEPT_SPACES)
@@ -170,12 +171,6 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
             built.add_special_tokens([added])
         elif kind == USER_DEFINED_TOKEN:
             built.add_tokens([added])
-
-
-def _strips_spaces(file: GGUFFile) -> bool:
-    """Return whether llama.cpp drops the white space after a special token: that of Phi-3."""
-    name = file.metadata.get("general.name")
-    return isinstance(name, str) and any(word in name.lower() for word in PHI3_NAMES)
 
 
 def _token_types(file: GGUFFile) -> list[int]:
@@ -195,10 +190,7 @@ def _add_special_tokens_processor(built: Tokenizer, file: GGUFFile, tokens: list
     If the file has no ``add_bos_token``, the default is llama.cpp's for the file's pre-tokenizer or
     for SentencePiece.
     """
-    if _kind(file) == SENTENCE_PIECE:
-        default_bos = True
-    else:
-        default_bos = find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default")).adds_bos
+    default_bos = _kind(file) == SENTENCE_PIECE or _pre_tokenizer(file).adds_bos
     adds_bos = _flag(file, "tokenizer.ggml.add_bos_token", default=default_bos)
     adds_eos = _flag(file, "tokenizer.ggml.add_eos_token", default=False)
     bos = [_token_id(file, "tokenizer.ggml.bos_token_id")] if adds_bos else []
@@ -224,9 +216,7 @@ def _token_id(file: GGUFFile, key: str) -> int:
     return index
 
 
-def build_spm(
-    file: GGUFFile, tokens: list[str], vocab: dict[str, int], *, adds_space: bool
-) -> Tokenizer:
+def _build_spm(file: GGUFFile, tokens: list[str], vocab: dict[str, int]) -> Tokenizer:
     """Build the tokenizer of a SentencePiece vocabulary, without its added tokens.
 
     The vocabulary has a score per token instead of a list of merges: of all neighbouring pairs that
@@ -234,10 +224,9 @@ def build_spm(
     needs a ranked list, so every merge is ranked by the score of the token that it forms.
     Characters without a token become the tokens of their bytes.
 
-    ``file``: the GGUF file. ``tokens``, ``vocab``: the tokens by id, and the ids by token.
-    ``adds_space``: whether a space is put before a text. Raises ``GGUFError`` if the scores do not
-    match the tokens.
+    Raises ``GGUFError`` if the scores do not match the tokens.
     """
+    adds_space = _flag(file, "tokenizer.ggml.add_space_prefix", default=True)
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
         raise GGUFError(f"tokenizer.ggml.scores must have {len(tokens)} numbers")

@@ -187,12 +187,6 @@ def _head_dim(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _rope_theta(config: dict[str, Any]) -> float:
-    """Return the base of RoPE, which transformers 5 writes into ``rope_parameters``."""
-    nested = (config.get("rope_parameters") or {}).get("rope_theta")
-    return float(config.get("rope_theta") or nested or DEFAULT_ROPE_THETA)
-
-
 def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("labkit")
     writer.add_block_count(config["num_hidden_layers"])
@@ -205,7 +199,8 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_value_length(_head_dim(config))
     writer.add_rope_dimension_count(_head_dim(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(_rope_theta(config))
+    nested = (config.get("rope_parameters") or {}).get("rope_theta")  # of transformers 5
+    writer.add_rope_freq_base(float(config.get("rope_theta") or nested or DEFAULT_ROPE_THETA))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(0)  # ALL_F32
 

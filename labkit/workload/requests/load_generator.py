@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,6 +122,7 @@ class TimedStep:
     receivers: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class LoadGenerator:
     """Sends requests when they are due, one engine step at a time.
 
@@ -137,28 +138,21 @@ class LoadGenerator:
     samples the engine's memory between steps.
     """
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        requests: Sequence[Request],
-        *,
-        clients: ClientPool,
-        clock: Clock,
-        heartbeat: Callable[[str], None],
-        timeline: MemoryTimeline,
-        wait: Wait = time.sleep,
-    ) -> None:
-        self.requests = tuple(requests)
-        self.timeline = timeline
+    engine: InferenceEngine
+    requests: Sequence[Request]
+    _: KW_ONLY
+    clients: ClientPool
+    clock: Clock
+    heartbeat: Callable[[str], None]
+    timeline: MemoryTimeline
+    wait: Wait = time.sleep
+
+    def __post_init__(self) -> None:
         self.steps: list[TimedStep] = []
         self.cpu_s = 0.0  # CPU time of the load generator
-        self._engine = engine
-        self._remote = engine if isinstance(engine, Remote) else None
+        self._remote = self.engine if isinstance(self.engine, Remote) else None
         if self._remote is not None:
-            self._remote.use_clock(clock)
-        self._clients = clients
-        self._clock, self._wait = clock, wait
-        self._heartbeat = heartbeat
+            self._remote.use_clock(self.clock)
         self._total = f"{len(self.requests)} request{'s' * (len(self.requests) != 1)}"
         self._sent: dict[int, ServedRequest] = {}
         self._live: dict[str, int] = {}
@@ -222,16 +216,16 @@ class LoadGenerator:
         """
         cpu = time.thread_time()
         self._send()
-        if not self._engine.has_work():
+        if not self.engine.has_work():
             self._wait_until_send()
             self.cpu_s += time.thread_time() - cpu
             return False
         self.cpu_s += time.thread_time() - cpu
         if self._remote is not None:
-            self._remote.wait(min(self._until_send(), max(0.0, until - self._clock())))
-        start = self._clock()
+            self._remote.wait(min(self._until_send(), max(0.0, until - self.clock())))
+        start = self.clock()
         events = self._run_engine()
-        cpu, now = time.thread_time(), self._clock()
+        cpu, now = time.thread_time(), self.clock()
         receivers = tuple(event.request_id for event in events)
         self.steps.append(TimedStep(self._idle_since, now, receivers))
         self._idle_since = now
@@ -239,18 +233,18 @@ class LoadGenerator:
         self.timeline.stepped(start, now)
         if finished:
             done = len(self._sent) - len(self._live)
-            self._heartbeat(f"{done} of {self._total}")
+            self.heartbeat(f"{done} of {self._total}")
         self.cpu_s += time.thread_time() - cpu
         return True
 
     def _until_send(self) -> float:
         assert self._start is not None
-        elapsed = self._clock() - self._start
-        return min(PERIOD_S, max(0.0, self._clients.next_send() - elapsed))
+        elapsed = self.clock() - self._start
+        return min(PERIOD_S, max(0.0, self.clients.next_send() - elapsed))
 
     def _run_engine(self) -> Sequence[TokenEvent]:
         try:
-            return self._engine.step()
+            return self.engine.step()
         except StaleLaunchError as error:
             raise StaleOutput(str(error)) from error
         except InvalidLogitsError as error:
@@ -258,9 +252,9 @@ class LoadGenerator:
 
     def _send(self) -> None:
         if self._start is None:
-            self._start = self._idle_since = self._clock()
-        while (due := self._clients.next(self._clock() - self._start)) is not None:
-            request, now = self.requests[due.index], self._clock()
+            self._start = self._idle_since = self.clock()
+        while (due := self.clients.next(self.clock() - self._start)) is not None:
+            request, now = self.requests[due.index], self.clock()
             entry = ServedRequest(request.request_id, len(request.prompt_token_ids), submitted=now)
             if due.due is not None and due.sent is not None:
                 entry.due = self._start + due.due
@@ -269,19 +263,19 @@ class LoadGenerator:
                 entry.late = max(0.0, now - max(entry.submitted, free))
             self._live[entry.request_id] = due.index
             self._sent[due.index] = entry
-            self._engine.submit(request)
+            self.engine.submit(request)
             self.timeline.submitted(entry)
 
     def _wait_until_send(self) -> None:
         """Wait until the next request can be sent, at most ``MAX_WAIT_S``."""
-        next_send = self._clients.next_send()
+        next_send = self.clients.next_send()
         if self._live or next_send == math.inf:
             lost = ", ".join(sorted(self._live))
             raise InvalidOutput(f"the engine has no work left, but requests {lost} are unfinished")
         assert self._start is not None
-        remaining = next_send - (self._clock() - self._start)
-        self._wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
-        self._idle_since = self._clock()
+        remaining = next_send - (self.clock() - self._start)
+        self.wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
+        self._idle_since = self.clock()
 
     def _deliver(self, events: Sequence[TokenEvent], now: float) -> int:
         """Add one step's events to their requests; return the number of requests that ended."""
@@ -301,7 +295,7 @@ class LoadGenerator:
             if event.finish_reason is not None:
                 entry.finish, entry.ended = event.finish_reason, at
                 del self._live[event.request_id]
-                self._clients.finished(index, at - (self._start or 0.0))
+                self.clients.finished(index, at - (self._start or 0.0))
                 finished += 1
         return finished
 

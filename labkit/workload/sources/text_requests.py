@@ -41,18 +41,18 @@ class TextRequest:
         return "".join(self.parts)
 
 
+@dataclass(frozen=True)
 class TextSource:
     """A prompt source with the first ``workload.num_requests`` text requests that ``read`` returns.
 
     ``plural``: the noun for the requests in error messages.
     """
 
-    def __init__(self, read: Callable[[Experiment], Sequence[TextRequest]], plural: str) -> None:
-        self._read = read
-        self._plural = plural
+    read: Callable[[Experiment], Sequence[TextRequest]]
+    plural: str
 
     def _requests(self, experiment: Experiment) -> Sequence[TextRequest]:
-        requests = take_first(experiment, self._read(experiment), self._plural)
+        requests = take_first(experiment, self.read(experiment), self.plural)
         names = {text.name for text in requests}
         require(
             not experiment.workload.per_request or len(names) == len(requests),

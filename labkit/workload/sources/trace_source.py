@@ -57,17 +57,17 @@ class TraceLine(Group):
         )
 
 
+@dataclass(frozen=True)
 class TraceSource:
     """The first ``workload.num_requests`` requests of a trace, with scaled lengths.
 
     ``read`` returns all requests of the trace, or at least the first ones that the workload needs.
     """
 
-    def __init__(self, read: Callable[[Experiment], Sequence[TraceLine]]) -> None:
-        self._read = read
+    read: Callable[[Experiment], Sequence[TraceLine]]
 
     def _lines(self, experiment: Experiment) -> Sequence[TraceLine]:
-        return take_first(experiment, self._read(experiment))
+        return take_first(experiment, self.read(experiment))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
