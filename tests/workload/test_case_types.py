@@ -2,11 +2,12 @@
 
 import shutil
 
+import kernel_stubs
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
+from labkit.config import Case, Precision, Workload
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
 from labkit.engine.attention.backends.mlx_backend_base import MlxBackend
 from labkit.engine.attention.launch_report import LaunchReport
@@ -95,13 +96,7 @@ def test_a_launch_runs_in_the_case_s_dtype_and_its_output_is_fingerprinted_in_it
 
 
 def experiment(dtype, **engine):
-    plain = {
-        "model": {"shape": {}},
-        "ablation": {"arms": {"base": {}}},
-        "workload": to_plain(make(dtype)),
-        "engine": engine,
-    }
-    return from_plain(Experiment, plain)
+    return kernel_stubs.experiment(make(dtype), **engine)
 
 
 def test_arms_of_different_types_stay_apart():

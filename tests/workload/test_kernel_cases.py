@@ -1,13 +1,15 @@
 import base64
 import hashlib
 import zlib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kernel_stubs import StubBackend, experiment, make_workload, reported
 
 from labkit import workload as workloads
-from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
+from labkit.config import Case, ConfigError
 from labkit.config.engine.attention import ATTENTION_BACKENDS
 from labkit.metal.emulator import cpp_compilation
 from labkit.workload import device_availability
@@ -25,32 +27,17 @@ RAGGED = Case("r", decode=2, context=17, uneven=[[33, 0], [1, 70], [5, 100]])
 HUGE = Case(name="huge", decode=1024, context=2048)
 
 
-def make(*cases, **changes):
-    options = {
-        "warmup": 2,
-        "repeats": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "max_pool_bytes": 1 << 20,
-    }
-    return Workload(name="test", kind="kernel", cases=list(cases), **{**options, **changes})
+make = partial(make_workload, warmup=2, max_pool_bytes=1 << 20)
 
 
-class StubBackend:
+class Backend(StubBackend):
     """Writes a value per token and head that depends on the batch; faults can be planted."""
-
-    name = "stub"
-    arrays = "numpy"
 
     def __init__(self, fault=None):
         self.fault, self.plans, self.launches, self.poisoned = fault, [], 0, []
 
     def adopt(self, keys, values):
         self.block_size = keys[0].shape[1]
-
-    def bind(self, layer, *, scale, heads, window=None):
-        self.scale = scale
 
     def plan(self, *, block_tables, seq_lens, cu_seqlens_q, total_q=None):
         self.plans.append((block_tables, seq_lens, cu_seqlens_q, self.block_size))
@@ -70,18 +57,7 @@ class StubBackend:
 
     def report(self, plan):
         stamp = 6 if self.fault == "stale" and self.launches == 4 else 7
-        report = SimpleNamespace(
-            kernel="decode",
-            partitions=1,
-            launches=1,
-            reason="",
-            grid=(2, 5),
-            stamp=stamp,
-            expected_stamp=7,
-            stale=stamp != 7,
-        )
-        report.counters = lambda: {"kernel.decode": 1, "attention.search_iterations": 10}
-        return (report,)
+        return reported({"kernel.decode": 1, "attention.search_iterations": 10}, stamp=stamp)
 
 
 def run(backend, *cases, **changes):
@@ -96,7 +72,7 @@ def run(backend, *cases, **changes):
 
 
 def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
-    backend = StubBackend()
+    backend = Backend()
     result, beats = run(backend, DECODE, PREFILL)
     decode, prefill = result.cases
     assert [m.name for m in decode.metrics] == ["dispatch_us"]
@@ -129,7 +105,7 @@ def test_minimum_work_equals_a_loop_over_queries_and_keys(case, window):
 
 
 def test_counters_are_of_the_measured_dispatches_only():
-    result, _ = run(StubBackend(), DECODE)
+    result, _ = run(Backend(), DECODE)
     assert result.counters == {
         "attention.search_iterations": 180,
         "engine.paged": 18,
@@ -152,11 +128,11 @@ def test_counters_are_of_the_measured_dispatches_only():
 )
 def test_an_output_that_cannot_be_trusted_stops_the_run(fault, error, message):
     with pytest.raises(error, match=message):
-        run(StubBackend(fault), DECODE)
+        run(Backend(fault), DECODE)
 
 
 def test_a_case_beyond_the_pool_limit_is_skipped_with_its_reason():
-    result, beats = run(StubBackend(), HUGE, DECODE)
+    result, beats = run(Backend(), HUGE, DECODE)
     assert result.cases[0].skipped == (
         "its KV pool needs 512.0 MiB; raise workload.max_pool_bytes (now 1.0 MiB)"
     )
@@ -184,7 +160,7 @@ def test_a_resolver_for_pure_decode_refuses_uneven_queries():
 
 
 def test_decodes_come_first_and_lengths_are_those_of_the_case():
-    backend = StubBackend()
+    backend = Backend()
     run(backend, MIXED)
     tables, seq_lens, starts, block_size = backend.plans[0]
     assert starts.tolist() == [0, 1, 2, 3, 36]
@@ -206,8 +182,8 @@ def test_block_tables_are_random_and_share_no_block(case):
 
 
 def test_inputs_do_not_depend_on_which_other_cases_run():
-    alone, _ = run(StubBackend(), MIXED)
-    among, _ = run(StubBackend(), DECODE, MIXED, PREFILL)
+    alone, _ = run(Backend(), MIXED)
+    among, _ = run(Backend(), DECODE, MIXED, PREFILL)
     assert alone.cases[0].outputs == among.cases[1].outputs
 
 
@@ -252,18 +228,6 @@ def test_the_session_runs_on_the_real_reference_backend():
     result, _ = run(reference, DECODE, PREFILL, MIXED)
     assert result.counters["kernel.reference"] == 3 * (6 + 2 + 2)
     assert len({case.outputs["digest"] for case in result.cases}) == 3
-
-
-def experiment(workload, **engine):
-    from labkit.config import Experiment
-
-    plain = {
-        "engine": engine,
-        "model": {"shape": {}},
-        "workload": to_plain(workload),
-        "ablation": {"arms": {"base": {}}},
-    }
-    return from_plain(Experiment, plain)
 
 
 def test_prepare_refuses_what_cannot_run():

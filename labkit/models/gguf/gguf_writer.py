@@ -16,6 +16,7 @@ from typing import Any
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
 from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
+from labkit.models.gguf.gguf_tensor_names import LAYER_RULES
 
 RECIPE_VERSION = 3  # part of the file's name: raise it when the file's content changes
 ARCHITECTURES = ("qwen3", "llama")
@@ -24,17 +25,7 @@ GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    **{rule.parameter: rule.tensor.rpartition(".")[0] for rule in LAYER_RULES["qwen3"]},
 }
 OPTION = "engine.server.command: {gguf}"
 REMEDY = "name a GGUF file in the command instead"
