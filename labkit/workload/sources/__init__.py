@@ -21,8 +21,8 @@ from labkit.workload.tokenized_prompt import Prompt, take_first
 # The module and the name of the source of each value.
 _SOURCES = {
     "synthetic": "synthetic.SOURCE",
-    "chat": "packaged_questions.SOURCE",
-    "agent": "agent.SOURCE",
+    "chat": "packaged_texts.CHAT",
+    "agent": "packaged_texts.AGENT",
     "listed": "listed.LISTED",
     "file": "listed.FILE",
     "vllm_custom": "listed.VLLM_CUSTOM",
