@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # kernel_stubs
+sys.path.insert(0, str(Path(__file__).parent))  # kernel_stubs, serving_stubs
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 from collections import deque
 
 import pytest
+from serving_stubs import Clock, ServerStub
 
 from labkit.config import ArrivalKind, Arrivals, CacheState, LatencySLO, Workload
 from labkit.engine.engine_protocol import (
@@ -16,16 +17,6 @@ from labkit.workload.requests import serving_session
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
-
-
-class Clock:
-    """Seconds that pass only when somebody works."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class StubEngine:
@@ -447,23 +438,8 @@ def test_a_turn_waits_for_the_answer_before_it():
     assert (traffic["asked_per_s"], traffic["asked_unit"]) == (0.5, "sessions/s")
 
 
-class StubServer(StubEngine):
+class StubServer(ServerStub, StubEngine):
     """A server whose client takes 0.25 s to parse what was received."""
-
-    def use_clock(self, clock):
-        pass
-
-    def wait(self, seconds):
-        pass
-
-    def prepare_requests(self, requests, streams):
-        pass
-
-    def process_memory(self):
-        return {}
-
-    def check_running(self):
-        pass
 
     def step(self):
         received = []
