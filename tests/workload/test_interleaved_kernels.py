@@ -19,7 +19,7 @@ from labkit.config import Case, State
 from labkit.workload.kernels import (
     interleaved_kernels,
     kernel_cases,
-    kernel_warmup,
+    kernel_arms,
     kernel_workload_kind,
 )
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
@@ -452,7 +452,7 @@ def test_an_output_is_hashed_once_for_all_arms_that_agree(monkeypatch):
         hashed.append(out.copy())
         return array_outputs(out, dtype)
 
-    monkeypatch.setattr(kernel_warmup, "array_outputs", outputs)
+    monkeypatch.setattr(kernel_arms, "array_outputs", outputs)
     world = World()
     interleaved = measure_kernels(
         world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW
@@ -630,7 +630,7 @@ def test_arms_with_another_repeat_factor_run_in_separate_processes():
 
 
 def test_the_warm_up_rule_matches_its_documentation():
-    assert (kernel_warmup.SETTLED_RATIO, kernel_warmup.MAX_ROUNDS) == (0.98, 20)
+    assert (kernel_arms.SETTLED_RATIO, kernel_arms.MAX_ROUNDS) == (0.98, 20)
 
 
 def test_a_pilot_has_the_cost_and_the_noise_of_each_case_and_nothing_about_arms():

@@ -44,7 +44,7 @@ from labkit.config import Precision, State
 from labkit.machine.facts import hardware_counters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
-from labkit.workload.kernels import kernel_case_rounds, kernel_cases, kernel_warmup
+from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
 from labkit.workload.kernels.launch_timing import Clock, TimedLaunch, empty_chain
@@ -97,23 +97,23 @@ class InterleavedKernels:
         """
         parent, names = os.getpid(), self._arms.case_names()
         if self._arms.queue is not None or sys.platform == "darwin":
-            kernel_warmup.compile_cases(self._arms, names)
+            self._arms.compile(names)
             return
 
         def backwards() -> None:
             parent_death.watch_parent(parent, None)
-            kernel_warmup.compile_cases(self._arms, names[::-1])
+            self._arms.compile(names[::-1])
 
         other = multiprocessing.get_context("fork").Process(target=backwards)
         other.start()
         try:
-            kernel_warmup.compile_cases(self._arms, names)
+            self._arms.compile(names)
         finally:  # everything is compiled, or a launch failed
             other.kill()
             other.join()
 
     def warm_up(self) -> None:
-        self._cases += kernel_warmup.warm_up(self._arms)
+        self._cases += self._arms.warm_up()
 
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         parts = [case.part for case in self._cases]
@@ -161,7 +161,7 @@ class InterleavedKernels:
         """
         with _no_garbage_collection():
             cases, warm_up_s, start = [], [], self._clock()
-            for case in kernel_warmup.warm_up(self._arms):
+            for case in self._arms.warm_up():
                 cases.append(case)
                 warm_up_s.append(self._clock() - start)
                 start = self._clock()
@@ -251,21 +251,14 @@ class InterleavedKernels:
             if reason is not None:
                 records.append(CaseRecord(case=case.name, skipped=reason))
                 continue
-            for rounds, samples in self._samples(index, case.name):
-                records.append(kernel_case_rounds.case_record(samples, rounds))
-                values |= kernel_case_rounds.output_values(samples, rounds)
-        counters: dict[str, Any] = {
-            name: float(count) for name, count in sorted(self._counters[index].items())
-        }
+            for rounds, samples in ((r, arm) for r in self._cases for arm in r.arms):
+                prepared = samples.prepared
+                if prepared.arm == index and prepared.batch.size.case.name == case.name:
+                    records.append(kernel_case_rounds.case_record(samples, rounds))
+                    values |= kernel_case_rounds.output_values(samples, rounds)
+        counters = {name: float(n) for name, n in sorted(self._counters[index].items())}
         notes = {"launch_s": round(self._arms.launch_s[index], 6), "hardware": hardware}
         return Measurement(cases=tuple(records), counters=counters, notes=notes, values=values)
-
-    def _samples(self, index: int, case_name: str) -> Iterator[tuple[CaseRounds, ArmSamples]]:
-        for rounds in self._cases:
-            for samples in rounds.arms:
-                prepared = samples.prepared
-                if prepared.arm == index and prepared.batch.size.case.name == case_name:
-                    yield rounds, samples
 
     def close(self) -> None:
         self._arms.memory.clear()
