@@ -267,13 +267,9 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
         source = default[0].get("template") if default else None
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, _special_tokens(config))
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    tokens = ((name, model_json.special_token(config, name)) for name in names)
-    return {name: token for name, token in tokens if token is not None}
+    tokens = {name: model_json.special_token(config, name) for name in names}
+    return ChatTemplate(source, {name: text for name, text in tokens.items() if text is not None})
 
 
 def _to_json(

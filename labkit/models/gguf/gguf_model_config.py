@@ -93,6 +93,8 @@ class GGUFArchitecture:
         cannot use the embedding as output.
         """
         traits, sizes = TRAITS[self.model_type], self.sizes
+        heads = {"self_attn.q_proj": sizes.heads, "self_attn.k_proj": sizes.kv_heads}
+        interleaved = heads if traits.interleaved else {}
         table = (sizes.vocab, sizes.hidden)
 
         def matrix(tensor: str, path: str) -> TargetParameter:
@@ -118,7 +120,7 @@ class GGUFArchitecture:
                     path + rule.name,
                     path + rule.parameter,
                     tuple(map(sizes.size_of, rule.shape)),
-                    self._interleaved_heads(rule),
+                    interleaved.get(rule.parameter),
                     rule.minus_one,
                 )
 
@@ -129,12 +131,6 @@ class GGUFArchitecture:
             for rule in LAYER_RULES[self.model_type]
             if not rule.optional or rule.optional in self.biases
         ]
-
-    def _interleaved_heads(self, rule: TensorRule) -> int | None:
-        if not TRAITS[self.model_type].interleaved:
-            return None
-        heads = {"self_attn.q_proj": self.sizes.heads, "self_attn.k_proj": self.sizes.kv_heads}
-        return heads.get(rule.parameter)
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json, without the keys for quantisation and tokens."""
@@ -375,7 +371,11 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
         theta=theta,
         rope_scaling=scaling,
         tied="output.weight" not in file.tensors,
-        biases=_biases(file, model_type),
+        biases=frozenset(
+            rule.optional
+            for rule in LAYER_RULES[model_type]
+            if rule.optional and f"blk.0.{rule.tensor}" in file.tensors
+        ),
         settings=traits.settings(file, name, sizes) if traits.settings else {},
     )
     _check_tensors(file, architecture)
@@ -409,15 +409,6 @@ def _read_dimensions(file: GGUFFile, name: str) -> Dimensions:
         used_experts=file.count(f"{name}.expert_used_count", 0),
         expert_inner=file.count(f"{name}.expert_feed_forward_length", inner),
         shared_inner=file.count(f"{name}.expert_shared_feed_forward_length", inner),
-    )
-
-
-def _biases(file: GGUFFile, model_type: str) -> frozenset[str]:
-    """Return the kinds of optional biases (``TensorRule.optional``) that the file has."""
-    return frozenset(
-        rule.optional
-        for rule in LAYER_RULES[model_type]
-        if rule.optional and f"blk.0.{rule.tensor}" in file.tensors
     )
 
 
