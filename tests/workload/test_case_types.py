@@ -15,7 +15,7 @@ from labkit.workload import kind_of
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
+from labkit.workload.kernels.launch_timing import MlxLaunchQueue
 from labkit.workload.workload_protocols import single_arm_context
 
 HALF = (Precision.float16, Precision.bfloat16)

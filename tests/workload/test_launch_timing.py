@@ -14,7 +14,7 @@ from labkit.workload import device_availability
 from labkit.workload.kernels import kernel_cases, launch_timing
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
+from labkit.workload.kernels.launch_timing import MlxLaunchQueue
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.workload_protocols import TurnContext, single_arm_context
 

@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,22 +47,18 @@ from labkit.records import CaseRecord
 from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
-from labkit.workload.kernels.launch_timing import Clock, TimedLaunch, empty_chain
+from labkit.workload.kernels.launch_timing import (
+    Clock,
+    MlxLaunchQueue,
+    TimedLaunch,
+    empty_chain,
+)
 from labkit.workload.measurement import CasePilot, Measurement
 from labkit.workload.turn_order import spread_rounds
 from labkit.workload.workload_protocols import TurnContext
 
-if TYPE_CHECKING:
-    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
-
 MIN_PILOT_ROUNDS, MAX_PILOT_ROUNDS = 3, 200
 NORMAL_SD = 1.4826  # standard deviation over median absolute deviation, for normal noise
-
-
-def _mlx_queue(dtype: Precision) -> MlxLaunchQueue:
-    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
-
-    return MlxLaunchQueue(dtype)
 
 
 class InterleavedKernels:
@@ -78,7 +74,7 @@ class InterleavedKernels:
         arms: Sequence[KernelArm],
         context: TurnContext,
         clock: Clock = time.perf_counter,
-        make_queue: Callable[[Precision], MlxLaunchQueue] = _mlx_queue,
+        make_queue: Callable[[Precision], MlxLaunchQueue] = MlxLaunchQueue,
     ) -> None:
         self._context = context
         self._clock = clock

@@ -25,6 +25,7 @@ from labkit.workload.kernels.kernel_cases import CaseGeometry, scaled_case, wash
 from labkit.workload.kernels.launch_timing import (
     Clock,
     KernelBatch,
+    MlxLaunchQueue,
     NumpyBatch,
     QueuedBatch,
     TimedLaunch,
@@ -34,7 +35,6 @@ from labkit.workload.workload_protocols import TurnContext
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend_base import PagedBackend
-    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
 
 SETTLED_RATIO = 0.98  # times have settled if a round takes at least this share of the fastest
 MAX_ROUNDS = 20

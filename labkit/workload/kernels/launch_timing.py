@@ -11,7 +11,7 @@ excludes the host's work of describing them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,57 @@ if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
     from labkit.engine.attention.launch_report import LaunchReport
     from labkit.engine.attention.paged_backend_base import PagedBackend
-    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
 
 Clock = Callable[[], float]
 TIMED_PLANS = 5  # how often planning is timed; the median counts
+EXTRA_ARRAYS = 4  # other live arrays of the outputs' size, besides the chain's outputs
+
+
+class MlxLaunchQueue:
+    """MLX's default device, for one element type: a device with lazy arrays.
+
+    bfloat16 is uint16 in NumPy (``kv_dtypes.NUMPY_DTYPES``).
+    """
+
+    def __init__(self, dtype: Precision = Precision.float32) -> None:
+        import mlx.core as mx
+
+        self._mx = mx
+        self._is_bfloat16 = dtype is Precision.bfloat16
+
+    def put(self, stored: NDArray[Any]) -> Any:
+        """Copy an array to the device and wait until the copy is complete."""
+        array = self._mx.array(stored)
+        copied = array.view(self._mx.bfloat16) if self._is_bfloat16 else array
+        self._mx.eval(copied)
+        return copied
+
+    def wait(self, arrays: Sequence[Any]) -> None:
+        self._mx.eval(*arrays)
+
+    def read(self, array: Any) -> NDArray[Any]:
+        """Return an evaluated array as a NumPy view of its memory."""
+        return np.asarray(array.view(self._mx.uint16) if self._is_bfloat16 else array)
+
+    def poison(self, like: Any, count: int, alone: bool) -> None:
+        """Leave NaN in the memory that the next ``count`` arrays of the shape of ``like`` will use.
+
+        Arrays of NaN are filled and freed. Filling the outputs themselves (``init_value``) would
+        add a launch to the measured time. MLX may also reuse the memory of earlier outputs, so a
+        few more arrays are filled. The reuse is certain only after the cache was cleared
+        (``alone``), but then the next launch must allocate all its other memory anew.
+        """
+        if alone:
+            self._mx.clear_cache()
+        arrays = range(count + EXTRA_ARRAYS * (not alone))
+        self._mx.eval([self._mx.full(like.shape, float("nan"), like.dtype) for _ in arrays])
+
+    def empty(self, start: Any) -> Any:
+        """Return a lazy launch of one thread: ``start`` (zero if None) plus one."""
+        if start is None:
+            start = self._mx.zeros(1)
+            self._mx.eval(start)
+        return start + 1
 
 
 @dataclass(frozen=True)
