@@ -12,7 +12,7 @@ from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
 from labkit.engine.user_classes import create_plugin, guard_method
-from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.workload_protocols import Estimate, Measurement
 from labkit.workload.workload_protocols import (
     CountedKind,
     InterleavedArms,

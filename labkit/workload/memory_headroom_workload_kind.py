@@ -15,7 +15,7 @@ from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.records.metric_registry import measured
-from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.workload_protocols import Estimate, Measurement
 from labkit.workload.requests.request_workload_kind import footprint
 from labkit.workload.sources import source_of
 from labkit.workload.workload_protocols import START_SECONDS, TurnContext

@@ -21,7 +21,7 @@ from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
-from labkit.workload.measurement import Measurement
+from labkit.workload.workload_protocols import Measurement
 
 CASES = [
     config.Case(name="few", decode=2, context=16, factor=2),

@@ -24,7 +24,7 @@ from labkit.workload.kernels import (
 )
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import spread_rounds
 from labkit.workload.workload_protocols import TurnContext

@@ -13,7 +13,7 @@ from serving_stubs import Clock, ServerStub, StubEngine
 
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent
-from labkit.workload.measurement import InvalidOutput
+from labkit.workload.workload_protocols import InvalidOutput
 from labkit.workload.requests import interleaved_serving_arms
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession

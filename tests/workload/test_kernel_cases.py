@@ -16,7 +16,7 @@ from labkit.workload import device_availability
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.workload_protocols import single_arm_context
 

@@ -12,7 +12,7 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
 )
 from labkit.models.tokenizer import Detokenizer
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.requests import serving_session
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession

@@ -37,7 +37,7 @@ from labkit.experiment.schedule.time_allocation import (
 from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.records import Record
 from labkit.workload.kernels.interleaved_kernels import round_sd
-from labkit.workload.measurement import CasePilot
+from labkit.workload.workload_protocols import CasePilot
 
 PILOT_BLOCK = 999  # a block that no design has, so that its order and files are its own
 MIN_UNITS = 8

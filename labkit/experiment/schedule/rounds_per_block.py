@@ -32,7 +32,7 @@ from labkit.experiment.schedule.time_allocation import (
 )
 from labkit.records import CaseRecord, Record
 from labkit.workload.kernels.interleaved_kernels import NORMAL_SD
-from labkit.workload.measurement import CasePilot
+from labkit.workload.workload_protocols import CasePilot
 
 Floats = NDArray[np.float64]
 

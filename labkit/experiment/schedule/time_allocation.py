@@ -34,7 +34,7 @@ from labkit.experiment.compose.reachable_looks import (
     MIN_BLOCKS_WITH_LOOK,
     fewest_blocks,
 )
-from labkit.workload.measurement import CasePilot
+from labkit.workload.workload_protocols import CasePilot
 
 PROCESS_SD = 0.008  # log ratio: 0.5 to 1 % in processes of 20 to 1,000 rounds
 APART_SD = 0.024  # of arms in processes of their own that take turns; the least if they do not

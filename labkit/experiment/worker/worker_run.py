@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labkit.workload.measurement import Measurement
+    from labkit.workload.workload_protocols import Measurement
 
 
 @dataclass

@@ -53,7 +53,7 @@ from labkit.workload.kernels.launch_timing import (
     TimedLaunch,
     empty_chain,
 )
-from labkit.workload.measurement import CasePilot, Measurement
+from labkit.workload.workload_protocols import CasePilot, Measurement
 from labkit.workload.turn_order import spread_rounds
 from labkit.workload.workload_protocols import TurnContext
 

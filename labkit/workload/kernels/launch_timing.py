@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.config import Precision, Workload
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.kernel_cases import CaseGeometry, KernelMemory
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata

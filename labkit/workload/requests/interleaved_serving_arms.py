@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload.measurement import Measurement
+from labkit.workload.workload_protocols import Measurement
 from labkit.workload.requests.load_generator import LoadGenerator
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.turn_order import ArmClock, TurnOrder

@@ -25,7 +25,7 @@ from labkit.engine.engine_protocol import (
     StaleLaunchError,
     StreamEvent,
 )
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
 from labkit.workload.requests.serving_metrics import ServedRequest
 

@@ -24,7 +24,7 @@ from labkit.engine.model import compute_dtype
 from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules, sources
-from labkit.workload.measurement import Estimate
+from labkit.workload.workload_protocols import Estimate
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of

@@ -24,7 +24,7 @@ from labkit.engine.engine_protocol import (
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import Detokenizer
 from labkit.records import CaseRecord, Metric
-from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.attainable_prefix_hits import sharing_notes

@@ -28,7 +28,7 @@ from labkit.models.tokenizer import Tokenizer
 from labkit.records import CaseRecord
 from labkit.records.kl_histogram import encode_histogram
 from labkit.records.metric_registry import measured
-from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
 from labkit.workload.tokenized_prompt import Prompt

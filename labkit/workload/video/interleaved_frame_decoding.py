@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import Workload
 from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
-from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource

@@ -19,7 +19,7 @@ from labkit.engine import EngineError
 from labkit.engine.engine_protocol import PromptLogprobs
 from labkit.records import read_runs
 from labkit.records.kl_histogram import RELATIVE_ERROR, decode_histogram
-from labkit.workload.measurement import InvalidOutput
+from labkit.workload.workload_protocols import InvalidOutput
 from labkit.workload.scoring import KIND
 from labkit.workload.scoring.interleaved_scoring_arms import SENT_TOP, ScoringArm
 from labkit.workload.scoring.prediction_distance import prediction_distance

@@ -21,7 +21,7 @@ from planted_cells import output_difference
 
 from labkit.config import Experiment, FramePicks, Workload
 from labkit.workload import video
-from labkit.workload.measurement import InvalidOutput
+from labkit.workload.workload_protocols import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding
 from labkit.workload.video.clip_reader import DecodeCounts
 from labkit.workload.video.frame_selection import Undecodable
