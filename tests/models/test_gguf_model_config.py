@@ -31,6 +31,13 @@ SIZES = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
+
+
+def projections(path, suffix=""):
+    parts = ("gate", "up", "down")
+    return {f"{path}.{part}_proj": f"ffn_{part}{suffix}" for part in parts}
+
+
 COMMON_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -44,24 +51,18 @@ COMMON_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
-    "mlp.switch_mlp.gate_proj": "ffn_gate_exps",
-    "mlp.switch_mlp.up_proj": "ffn_up_exps",
-    "mlp.switch_mlp.down_proj": "ffn_down_exps",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    **projections("mlp"),
+    **projections("mlp.switch_mlp", "_exps"),
+    **projections("mlp.shared_expert", "_shexp"),
 }
-GEMMA_NAMES = {
+OLMO_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GEMMA_NAMES = OLMO_NAMES | {"pre_feedforward_layernorm": "ffn_norm"}
 MOE = {"expert_count": 4, "expert_used_count": 2}
 MOE_CONFIG = {
     "num_experts": 4,
@@ -87,6 +88,13 @@ YARN = {
     "original_max_position_embeddings": 128,
     "beta_fast": 16.0,
     "beta_slow": 2.0,
+}
+YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
 }
 LAYERS = ["sliding_attention", "full_attention"]
 
@@ -118,9 +126,7 @@ ARCHITECTURES = {
         MOE,
         {
             "block_sparse_moe.gate": "ffn_gate_inp",
-            "block_sparse_moe.switch_mlp.gate_proj": "ffn_gate_exps",
-            "block_sparse_moe.switch_mlp.up_proj": "ffn_up_exps",
-            "block_sparse_moe.switch_mlp.down_proj": "ffn_down_exps",
+            **projections("block_sparse_moe.switch_mlp", "_exps"),
         },
         interleaved=True,
     ),
@@ -135,11 +141,7 @@ ARCHITECTURES = {
         "qwen3",
         {"rope_scaling": YARN, "head_dim": 24},
         {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 2.0,
+            **YARN_KEYS,
             "attention.key_length": 24,
             "attention.value_length": 24,
         },
@@ -211,14 +213,7 @@ ARCHITECTURES = {
         interleaved=True,
     ),
     "smollm3": architecture("smollm3", "smollm3", {"num_hidden_layers": 4}, interleaved=True),
-    "olmo2": architecture(
-        "olmo2",
-        "olmo2",
-        names={
-            "post_attention_layernorm": "post_attention_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        },
-    ),
+    "olmo2": architecture("olmo2", "olmo2", names=OLMO_NAMES),
     "olmo3": architecture(
         "olmo2",
         "olmo3",
@@ -227,10 +222,7 @@ ARCHITECTURES = {
             "attention.sliding_window": 8,
             "attention.sliding_window_pattern": np.array([1, 0], "<u4"),
         },
-        {
-            "post_attention_layernorm": "post_attention_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        },
+        OLMO_NAMES,
     ),
     "glm4": architecture(
         "glm4",
@@ -256,19 +248,13 @@ ARCHITECTURES = {
             **MOE,
             "expert_feed_forward_length": 96,
             "attention.sliding_window": 8,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 2.0,
+            **YARN_KEYS,
         },
         {
             "post_attention_layernorm": "post_attention_norm",
             "self_attn.sinks": "attn_sinks.weight",
             "mlp.router": "ffn_gate_inp",
-            "mlp.experts.gate_proj": "ffn_gate_exps",
-            "mlp.experts.up_proj": "ffn_up_exps",
-            "mlp.experts.down_proj": "ffn_down_exps",
+            **projections("mlp.experts", "_exps"),
         },
     ),
 }
