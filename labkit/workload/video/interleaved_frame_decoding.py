@@ -25,7 +25,7 @@ from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import DecodeCounts, Pixels
-from labkit.workload.video.event_visibility import shares
+from labkit.workload.video.clip_synthesis import shares
 from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.workload_protocols import TurnContext
