@@ -249,17 +249,14 @@ class InterleavedScoring:
             return own
         return exchange_reference(self._order, windows, None if baseline is None else own)
 
-    def _num_compared(self, arm: ScoringArm) -> int:
-        """Return how many tokens per position are compared one by one; of a server, at most."""
-        limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
-        return min(limit, self._reference_width)
-
     def _measurement(self, arm: ScoringArm) -> Measurement:
         logprobs = np.frombuffer(arm.logprobs, np.float32)[:, None, None]
         outputs = array_outputs(logprobs)
+        # How many tokens per position are compared one by one; of a server, at most.
+        compared = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
         notes = {
             "scoring": {
-                "reference_top": self._num_compared(arm),
+                "reference_top": min(compared, self._reference_width),
                 "reference_rest": float(np.mean(self._rest)),
                 "windows": arm.windows,
                 "worst": arm.worst,
