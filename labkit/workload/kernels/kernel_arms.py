@@ -1,4 +1,4 @@
-"""The arms of a kernel workload, which share memory: they plan, launch and warm up their batches."""
+"""The arms of a kernel workload, which share memory: they plan, launch and warm up batches."""
 
 from __future__ import annotations
 

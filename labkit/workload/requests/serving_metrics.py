@@ -16,6 +16,7 @@ failed requests are counted separately and never toward goodput.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import numpy as np
 from labkit.config import LatencySLO, Workload
 from labkit.records import Metric
 from labkit.records.metric_registry import measured
+from labkit.workload.tokenized_prompt import Prompt
 
 PERCENTILES = (50, 99)
 MAX_UNSERVED_NOTES = 8  # maximum number of unserved requests listed in the record
@@ -330,3 +332,49 @@ def rectangle_notes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
     """
     longest = max(p for p, _ in lengths) + max(o for _, o in lengths) - 1
     return {"tokens": sum(p + o - 1 for p, o in lengths), "slots": len(lengths) * longest}
+
+
+def sharing_notes(
+    prompts: Sequence[Prompt], block_size: int, *, warm: bool, unshared: bool
+) -> dict[str, Any]:
+    """Return the notes on shared prefixes for a record.
+
+    ``unshared``: whether the prompts were changed so that no two share a prefix.
+    """
+    return {
+        "prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
+        "shared_tokens": _shared_tokens(prompts, block_size, warm),
+        "block_size": block_size,
+        "unshared": unshared,
+    }
+
+
+def _shared_tokens(prompts: Sequence[Prompt], block_size: int, warm: bool) -> int:
+    """Return the number of prompt tokens that a cache of unlimited memory would hit.
+
+    They are in full blocks of ``block_size`` tokens that are also a prefix of an earlier prompt.
+    Hits on generated tokens, which are unknown beforehand, are not counted, and a prompt's last
+    token is always computed. The prompts are in the order of submission. Each is assumed to be
+    computed before the next arrives. ``warm``: whether all were served once before.
+    """
+    cached: set[bytes] = set()
+    if warm:
+        cached.update(digest for prompt in prompts for digest in _prefixes(prompt, block_size))
+    hit_tokens = 0
+    for prompt in prompts:
+        prefixes = _prefixes(prompt, block_size)
+        max_blocks = (len(prompt.token_ids) - 1) // block_size
+        hits = next((i for i, digest in enumerate(prefixes) if digest not in cached), max_blocks)
+        hit_tokens += min(hits, max_blocks) * block_size
+        cached.update(prefixes)
+    return hit_tokens
+
+
+def _prefixes(prompt: Prompt, block_size: int) -> list[bytes]:
+    """Return the digests of the prompt's first block, of its first two blocks, and so on."""
+    digest, prefixes = hashlib.blake2b(digest_size=16), []
+    ids = np.asarray(prompt.token_ids, "<u4")
+    for end in range(block_size, len(ids) + 1, block_size):
+        digest.update(ids[end - block_size : end].tobytes())
+        prefixes.append(digest.digest())
+    return prefixes

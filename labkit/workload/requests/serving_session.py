@@ -27,7 +27,6 @@ from labkit.records import CaseRecord, Metric
 from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
-from labkit.workload.requests.attainable_prefix_hits import sharing_notes
 from labkit.workload.requests.load_generator import ClientPool, Clock, LoadGenerator, Wait
 from labkit.workload.requests.memory_timeline import MemoryTimeline
 from labkit.workload.requests.profiling_turns import ClockedServing
@@ -40,6 +39,7 @@ from labkit.workload.requests.serving_metrics import (
     request_notes,
     sending_metrics,
     serving_metrics,
+    sharing_notes,
 )
 from labkit.workload.tokenized_prompt import Prompt
 

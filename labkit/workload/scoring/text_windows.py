@@ -147,8 +147,8 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     The windows of a text do not overlap. Tokens after a text's last whole window are not scored. A
     window is scored on its own, so its first token has no log probability. If the tokenizer begins
     a text with BOS, every window begins with it, because without BOS the predictions of such a
-    model are meaningless. Raises ``ConfigError`` if a text is shorter than a window, a window longer
-    than the model's context, or there are fewer windows than ``workload.num_windows`` or than limits
+    model are meaningless. Raises ``ConfigError`` if a text is shorter than a window, a window is
+    longer than the context, or there are fewer windows than ``workload.num_windows`` or than limits
     on quality need. Raises ``CacheError`` if the cache folder cannot be written.
     """
     workload = experiment.workload
