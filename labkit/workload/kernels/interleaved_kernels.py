@@ -47,12 +47,7 @@ from labkit.records import CaseRecord
 from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
-from labkit.workload.kernels.launch_timing import (
-    Clock,
-    MlxLaunchQueue,
-    TimedLaunch,
-    empty_chain,
-)
+from labkit.workload.kernels.launch_timing import Clock, MlxLaunchQueue, TimedLaunch, empty_chain
 from labkit.workload.workload_protocols import CasePilot, Measurement
 from labkit.workload.turn_order import spread_rounds
 from labkit.workload.workload_protocols import TurnContext

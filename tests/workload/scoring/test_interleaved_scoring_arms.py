@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from labkit.workload.scoring.interleaved_scoring_arms import SENT_TOP, ScoringAr
 from labkit.workload.scoring.prediction_distance import prediction_distance
 from labkit.workload.scoring.text_windows import TextWindows
 from labkit.workload.turn_order import Round
-from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
+from labkit.workload.workload_protocols import single_arm_context
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,9 +43,7 @@ def experiment(compose_experiment):
 
 
 def context(baseline=0):
-    return TurnContext(
-        0, random.Random(0), lambda arm: nullcontext(), NoMachineKernels(), baseline=baseline
-    )
+    return replace(single_arm_context(0), baseline=baseline)
 
 
 def measure(arms, baseline=0):
