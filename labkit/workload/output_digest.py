@@ -6,13 +6,12 @@ import base64
 import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from labkit.models.tokenizer import Tokenizer
+from labkit.models.tokenizer import Tokenizer
 
 MAX_DISTINCT_IDS = 4096  # per run; reports show further ids as numbers
 MAX_TEXT_LENGTH = 40  # characters of one token's text

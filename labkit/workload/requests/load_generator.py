@@ -13,25 +13,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
+    InferenceEngine,
     InvalidLogitsError,
     Remote,
     StaleLaunchError,
     StreamEvent,
+    TokenEvent,
 )
+from labkit.engine.request import Request
 from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
 from labkit.workload.requests.serving_metrics import ServedRequest
 
-if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
-    from labkit.engine.request import Request
 
 Clock = Callable[[], float]
 Wait = Callable[[float], None]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.config import Experiment, require
-from labkit.models import ModelDir
+from labkit.models import ModelDir, tokenizer
 from labkit.workload.tokenized_prompt import Prompt, take_first
-
-if TYPE_CHECKING:
-    from labkit.models.tokenizer import Tokenizer
 
 BYTES_PER_TOKEN = 4  # of a tokenizer trained on the packaged texts; used only in estimates
 
@@ -68,8 +65,6 @@ class TextSource:
         return {"source": experiment.workload.prompts.source, "texts": texts, "named": named}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        from labkit.models import tokenizer
-
         reader = tokenizer.load(model.path)
         named = experiment.workload.per_request
 
@@ -103,7 +98,7 @@ class TextSource:
         ]
 
 
-def _ids(reader: Tokenizer, text: TextRequest) -> tuple[int, ...]:
+def _ids(reader: tokenizer.Tokenizer, text: TextRequest) -> tuple[int, ...]:
     if text.messages is not None and (reader.template or reader.template_error):
         return tuple(reader.encode_chat(text.messages))
     return tuple(reader.encode_turns(text.parts))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.config import Workload
 from labkit.records import CaseRecord
@@ -28,13 +28,10 @@ from labkit.workload.video.clip_reader import DecodeCounts, Pixels
 from labkit.workload.video.clip_synthesis import shares
 from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
+from labkit.workload.video.video_quiz import VideoQuiz
 from labkit.workload.workload_protocols import TurnContext
 
-if TYPE_CHECKING:
-    from labkit.workload.video.frame_decoding import DecodedFrames
-    from labkit.workload.video.video_quiz import VideoQuiz
-
-DecodeFunction = Callable[..., "DecodedFrames"]
+DecodeFunction = Callable[..., frame_decoding.DecodedFrames]
 
 
 @dataclass
