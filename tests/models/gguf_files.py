@@ -66,13 +66,11 @@ def write(path, metadata, tensors, *, version=3, alignment=32):
 
 def matrix(kind, shape, rng):
     """Return a random tensor of a type, with scales small enough to compute with."""
-    if kind == F32:
-        return kind, shape, (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f4").tobytes()
-    if kind == F16:
-        return kind, shape, (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f2").tobytes()
-    if kind == BF16:
-        values = (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f4").view("<u4")
-        return kind, shape, (values >> 16).astype("<u2").tobytes()
+    if kind in (F32, F16, BF16):
+        drawn = rng.standard_normal(shape) * shape[-1] ** -0.5
+        drawn = drawn.astype("<f2" if kind == F16 else "<f4")
+        stored = (drawn.view("<u4") >> 16).astype("<u2") if kind == BF16 else drawn
+        return kind, shape, stored.tobytes()
     values, size, scale, minimum, spread, middle = BLOCKS[kind]
     blocks = rng.integers(0, 256, (prod(shape) // values, size), dtype=np.uint8)
     deviation = shape[-1] ** -0.5 / spread

@@ -330,6 +330,12 @@ def gguf_model(path, name):
     return model, settings
 
 
+def tensors_of(file):
+    """Return the tensors of a file in float32, to be written again."""
+    blocks = {name: np.asarray(file.blocks(tensor)) for name, tensor in file.tensors.items()}
+    return {name: (0, file.tensors[name].shape, bytes(data)) for name, data in blocks.items()}
+
+
 def local(path):
     return resolve(Model(name="local", path=str(path))).path
 
@@ -354,11 +360,8 @@ def test_every_architecture_is_tested():
 def test_a_class_without_a_tied_output_gets_a_copy_of_the_embedding(tmp_path, no_cache, name):
     gguf_model(tmp_path / "m.gguf", name)
     whole = gguf_header.read_header(tmp_path / "m.gguf")
-    tensors = {
-        key: (0, tensor.shape, bytes(np.asarray(whole.blocks(tensor))))
-        for key, tensor in whole.tensors.items()
-        if key != "output.weight"
-    }
+    tensors = tensors_of(whole)
+    tensors.pop("output.weight", None)
     gguf_files.write(tmp_path / "tied.gguf", dict(whole.metadata), tensors)
     model = load_model(local(tmp_path / "tied.gguf")).model
     assert mx.array_equal(model.lm_head.weight, model.model.embed_tokens.weight)
@@ -369,10 +372,7 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
     path = tmp_path / "m.gguf"
     gguf_model(path, "qwen3moe")
     whole = gguf_header.read_header(path)
-    tensors = {
-        key: (0, tensor.shape, bytes(np.asarray(whole.blocks(tensor))))
-        for key, tensor in whole.tensors.items()
-    }
+    tensors = tensors_of(whole)
     rng = np.random.default_rng(0)
     sizes = {"expert_feed_forward_length": 256, "embedding_length": 64}
     kinds = {"gate": gguf_files.Q4_0, "up": gguf_files.MXFP4, "down": gguf_files.Q4_K}
@@ -419,10 +419,7 @@ def test_what_mlx_lm_s_class_does_not_compute_is_one_line(tmp_path, name, change
     path = tmp_path / "m.gguf"
     gguf_model(path, name)
     whole = gguf_header.read_header(path)
-    tensors = {
-        key: (0, tensor.shape, bytes(np.asarray(whole.blocks(tensor))))
-        for key, tensor in whole.tensors.items()
-    }
+    tensors = tensors_of(whole)
     gguf_files.write(path, dict(whole.metadata) | change, tensors)
     with pytest.raises(GGUFError, match=message) as error:
         gguf_model_config.read_architecture(gguf_header.read_header(path))
