@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from labkit.config import Experiment
 from labkit.records import CaseRecord
@@ -233,14 +233,3 @@ class CountedKind(Protocol):
 
     def units(self, experiment: Experiment) -> int:
         """Return the number of all units."""
-
-
-@runtime_checkable
-class SharedProcessKind(Protocol):
-    """A kind that compares its arms while they are measured, so all must be alive at that time.
-
-    The arms share a process, or take turns in processes of their own.
-    """
-
-    def refuse_apart(self, reason: str) -> NoReturn:
-        """Raise ``ConfigError`` (one line); ``reason``: why the arms would run in sequence."""
