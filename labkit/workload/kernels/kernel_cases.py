@@ -93,10 +93,11 @@ def work(size: CaseGeometry, workload: Workload) -> MinimumWork:
 def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
     """Return the sizes of a case. Decodes come first, as the scheduler packs a batch."""
     own = np.array(case.uneven, np.int32).reshape(-1, 2)
-    query_lens = np.concatenate([_per_request(case, 1, case.chunk), own[:, 0]])
-    seq_lens = np.concatenate(
-        [_per_request(case, case.context, case.past + case.chunk), own.sum(axis=1, dtype=np.int32)]
+    kinds = np.array([[1, case.context], [case.chunk, case.past + case.chunk]], np.int32)
+    rows = np.concatenate(
+        [np.repeat(kinds, [case.decode, case.prefill], axis=0), own.cumsum(axis=1, dtype=np.int32)]
     )
+    query_lens, seq_lens = np.ascontiguousarray(rows.T)
     num_blocks = 1 + int((-(-seq_lens // block_size)).sum())
     pool_elements = num_blocks * block_size * workload.num_kv_heads * workload.head_dim
     pool_bytes = POOL_COUNT * element_bytes(workload) * pool_elements
@@ -135,11 +136,6 @@ def scaled_case(case: Case, share: float) -> Case:
         prefill=scaled(case.prefill),
         uneven=case.uneven[: scaled(len(case.uneven))],
     )
-
-
-def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
-    values = np.array([decode, prefill], np.int32)
-    return np.repeat(values, [case.decode, case.prefill])
 
 
 def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:

@@ -47,8 +47,7 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
                 f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",
             )
         return [(prompt.timestamp_ms or 0.0) / 1e3 * arrivals.time_scale for prompt in prompts]
-    sessions: set[str] = set()
-    arrives = [_starts_session(prompt, sessions) for prompt in prompts]
+    arrives = _start_sessions(prompts)
     drawn = gaps(arrivals, np.random.default_rng([seed, STREAM]), sum(arrives))
     times = iter(np.concatenate([[0.0], np.cumsum(drawn[:-1])]).tolist())
     return [next(times) if arriving else 0.0 for arriving in arrives]
@@ -56,18 +55,13 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
 
 def rate_unit(prompts: Sequence[Prompt]) -> str:
     """Return what arrives at the rate: ``sessions/s`` if a session has several requests."""
-    sessions: set[str] = set()
-    alone = all(_starts_session(prompt, sessions) for prompt in prompts)
-    return "requests/s" if alone else "sessions/s"
+    return "requests/s" if all(_start_sessions(prompts)) else "sessions/s"
 
 
-def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
-    """Return whether a request begins or has no session; add its session to ``sessions``."""
-    if prompt.session is None:
-        return True
-    new = prompt.session not in sessions
-    sessions.add(prompt.session)
-    return new
+def _start_sessions(prompts: Sequence[Prompt]) -> list[bool]:
+    """Return of each request whether it begins or has no session."""
+    first: dict[str, int] = {}
+    return [p.session is None or first.setdefault(p.session, i) == i for i, p in enumerate(prompts)]
 
 
 def check_timestamps(source: PromptSource, experiment: Experiment) -> None:
