@@ -546,10 +546,7 @@ def test_mlx_lm_s_longrope_multiplies_by_the_factor_that_is_checked(tmp_path):
 
 
 def test_a_window_that_mlx_lm_lacks_ends_the_context(tmp_path, no_cache):
-    keys = {"qwen3__attention__sliding_window": 96}
-    path = gguf_files.write(
-        tmp_path / "m.gguf", gguf_files.metadata("qwen3", **keys), gguf_files.tensors("qwen3")
-    )
+    path = gguf_files.model(tmp_path / "m.gguf", "qwen3", qwen3__attention__sliding_window=96)
     assert json.loads((local(path) / "config.json").read_text())["max_position_embeddings"] == 96
 
 
