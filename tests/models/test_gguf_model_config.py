@@ -12,11 +12,10 @@ import gguf_files
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf_files import local
 from mlx.utils import tree_flatten
 
-from labkit.config import Model
 from labkit.engine.model.model_loader import _module, load_model
-from labkit.models import resolve
 from labkit.models.gguf import GGUFError, gguf_header, gguf_model_config
 
 SIZES = {
@@ -336,14 +335,10 @@ def tensors_of(file):
     return {name: (0, file.tensors[name].shape, bytes(data)) for name, data in blocks.items()}
 
 
-def local(path):
-    return resolve(Model(name="local", path=str(path))).path
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_logits_are_those_of_mlx_lm_s_model(tmp_path, no_cache, name):
     model, settings = gguf_model(tmp_path / "m.gguf", name)
-    loaded = load_model(local(tmp_path / "m.gguf"))
+    loaded = load_model(local(tmp_path / "m.gguf").path)
     assert loaded.model_type == settings["model_type"]
     ids = mx.array(np.random.default_rng(1).integers(4, 260, (1, 40)))
     expected, logits = (np.array(one(ids)) for one in (model, loaded.model))
@@ -363,7 +358,7 @@ def test_a_class_without_a_tied_output_gets_a_copy_of_the_embedding(tmp_path, no
     tensors = tensors_of(whole)
     tensors.pop("output.weight", None)
     gguf_files.write(tmp_path / "tied.gguf", dict(whole.metadata), tensors)
-    model = load_model(local(tmp_path / "tied.gguf")).model
+    model = load_model(local(tmp_path / "tied.gguf").path).model
     assert mx.array_equal(model.lm_head.weight, model.model.embed_tokens.weight)
 
 
@@ -384,7 +379,7 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
             tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = gguf_files.matrix(kind, shape, rng)
     metadata = dict(whole.metadata) | {f"qwen3moe.{key}": size for key, size in sizes.items()}
     gguf_files.write(path, metadata, tensors)
-    model = load_model(local(path)).model
+    model = load_model(local(path).path).model
     layers = [layer.mlp.switch_mlp for layer in model.model.layers]
     assert [layers[0].gate_proj.mode, layers[0].up_proj.mode] == ["affine", "mxfp4"]
     assert (layers[0].down_proj.bits, layers[0].down_proj.group_size) == (4, 32)
@@ -547,7 +542,7 @@ def test_mlx_lm_s_longrope_multiplies_by_the_factor_that_is_checked(tmp_path):
 
 def test_a_window_that_mlx_lm_lacks_ends_the_context(tmp_path, no_cache):
     path = gguf_files.model(tmp_path / "m.gguf", "qwen3", qwen3__attention__sliding_window=96)
-    assert json.loads((local(path) / "config.json").read_text())["max_position_embeddings"] == 96
+    assert json.loads((local(path).path / "config.json").read_text())["max_position_embeddings"] == 96
 
 
 DENSE = gguf_model_config.Dimensions(

@@ -7,9 +7,10 @@ import gguf_files
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf_files import local
 from safetensors.numpy import load_file
 
-from labkit.config import ConfigError, Model
+from labkit.config import ConfigError
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
@@ -20,13 +21,8 @@ from labkit.engine.model.model_copies import (
     is_quantized,
     mlx_lm_directory,
 )
-from labkit.models import resolve
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_to_mlx_lm
 from labkit.models.gguf.gguf_writer import export_gguf
-
-
-def local(path):
-    return resolve(Model(name="local", path=str(path)))
 
 
 def weights(folder):

@@ -2,8 +2,7 @@ import gguf_files
 import numpy as np
 import pytest
 
-from labkit.config import Model
-from labkit.models import resolve, tokenizer
+from labkit.models import tokenizer
 from labkit.models.gguf import GGUFError, gguf_header, gguf_tokenizer
 from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer
 
@@ -48,7 +47,7 @@ def test_control_and_user_defined_tokens_are_matched_whole(tmp_path):
 
 def test_the_bos_token_is_prepended(tmp_path, no_cache):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
-    reader = tokenizer.load(resolve(Model(name="local", path=str(path))).path)
+    reader = tokenizer.load(gguf_files.local(path).path)
     assert reader.encode("in")[0] == reader.token_id("<|start|>") == 1
     chat = reader.encode_chat([{"role": "user", "content": "in"}])
     assert chat.count(1) == 2  # the template's own, of the question and of the answer

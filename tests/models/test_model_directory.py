@@ -8,6 +8,7 @@ import sys
 import gguf_files
 import numpy as np
 import pytest
+from gguf_files import local
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
@@ -44,10 +45,6 @@ def write(folder, name, value):
 def cut(folder, size):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
-
-
-def local(path):
-    return resolve(Model(name="local", path=str(path)))
 
 
 def test_the_facts_of_a_directory(model):
