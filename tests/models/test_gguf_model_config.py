@@ -542,7 +542,8 @@ def test_mlx_lm_s_longrope_multiplies_by_the_factor_that_is_checked(tmp_path):
 
 def test_a_window_that_mlx_lm_lacks_ends_the_context(tmp_path, no_cache):
     path = gguf_files.model(tmp_path / "m.gguf", "qwen3", qwen3__attention__sliding_window=96)
-    assert json.loads((local(path).path / "config.json").read_text())["max_position_embeddings"] == 96
+    config = json.loads((local(path).path / "config.json").read_text())
+    assert config["max_position_embeddings"] == 96
 
 
 DENSE = gguf_model_config.Dimensions(

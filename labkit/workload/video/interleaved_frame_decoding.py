@@ -26,12 +26,11 @@ from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import DecodeCounts, Pixels
 from labkit.workload.video.clip_synthesis import shares
+from labkit.workload.video.frame_decoding import DecodedFrames
 from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.video.video_quiz import VideoQuiz
 from labkit.workload.workload_protocols import TurnContext
-
-DecodeFunction = Callable[..., frame_decoding.DecodedFrames]
 
 
 @dataclass
@@ -71,7 +70,7 @@ class InterleavedVideo:
         arms: Sequence[Workload],
         sources: Sequence[Sequence[ClipSource]],
         context: TurnContext,
-        decode_frames: DecodeFunction = frame_decoding.decode_frames,
+        decode_frames: Callable[..., DecodedFrames] = frame_decoding.decode_frames,
         quiz: VideoQuiz | None = None,
     ) -> None:
         self._arms = tuple(arms)
