@@ -36,10 +36,6 @@ class Claim:
     taken: int
     tokens: int
 
-    @property
-    def left_pct(self) -> float:
-        return 100 * (1 - self.taken / self.total)
-
 
 def claim(experiment: Experiment) -> Claim:
     """Compute the memory that an arm claims.
@@ -65,9 +61,8 @@ def claim(experiment: Experiment) -> Claim:
     tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])
     model = footprint(experiment)
     weights = sum(part.bytes for part in planned.parts[:-1])  # the last part is the KV memory
-    return Claim(
-        total, 0, weights + tokens * memory_budget.kv_bytes_per_token(engine, model), tokens
-    )
+    taken = weights + tokens * memory_budget.kv_bytes_per_token(engine, model)
+    return Claim(total, 0, taken, tokens)
 
 
 def metrics(memory: Claim) -> tuple[Metric, ...]:
@@ -76,11 +71,10 @@ def metrics(memory: Claim) -> tuple[Metric, ...]:
     The percentage left may be negative: an engine without a pool may claim more than the total RAM.
     """
     share = 100 / memory.total
-    ceiling = [measured("ceiling_pct", (memory.ceiling * share,))]
     return (
         measured("taken_pct", (memory.taken * share,), primary=True),
-        measured("left_pct", (memory.left_pct,)),
-        *(ceiling if memory.ceiling else []),
+        measured("left_pct", (100 * (1 - memory.taken / memory.total),)),
+        *([measured("ceiling_pct", (memory.ceiling * share,))] if memory.ceiling else []),
         measured("kv_tokens", (float(memory.tokens),)),
     )
 
