@@ -115,9 +115,8 @@ def block_directory(tmp_path, mxfp4="MXFP4"):
     rng = np.random.default_rng(3)
     names = ("Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", mxfp4, "Q5_0")
     for number, name in enumerate(names):
-        place = (
-            f"blk.{number % 2}.{('ffn_up', 'ffn_gate', 'ffn_down', 'attn_v')[number // 2]}.weight"
-        )
+        part = ("ffn_up", "ffn_gate", "ffn_down", "attn_v")[number // 2]
+        place = f"blk.{number % 2}.{part}.weight"
         kind = getattr(gguf_files, name)
         tensors[place] = gguf_files.matrix(kind, tensors[place][1], rng)
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("llama", **sizes), tensors)
@@ -228,11 +227,8 @@ def test_engines_of_mlx_run_the_same_numbers(k_quant_directory):
         for storage in (MatrixStorage.cast, MatrixStorage.dequantized)
     ]
     np.testing.assert_allclose(*logits, atol=1e-4 * np.ptp(logits[0]))
-    layer = (
-        model_loader.load_model(k_quant_directory, matrix_storage=MatrixStorage.as_stored)
-        .model.model.layers[0]
-        .self_attn.q_proj
-    )
+    stored = model_loader.load_model(k_quant_directory, matrix_storage=MatrixStorage.as_stored)
+    layer = stored.model.model.layers[0].self_attn.q_proj
     with pytest.raises(TypeError, match="MLX cannot multiply by a q4_k matrix"):
         layer(mx.zeros((1, 256)))
 

@@ -88,10 +88,7 @@ def test_the_key_depends_on_every_input(monkeypatch):
 
 
 def test_a_seed_changes_every_matrix_and_a_tensor_does_not_depend_on_the_others():
-    first, second = (
-        synthetic_model.make_weights(LITTLE, seed=0),
-        synthetic_model.make_weights(LITTLE, seed=1),
-    )
+    first, second = (synthetic_model.make_weights(LITTLE, seed=seed) for seed in (0, 1))
     for name, tensor in first.items():
         assert (tensor.ndim == 1) == np.array_equal(tensor, second[name])
     matrices = [t for t in first.values() if t.ndim == 2]

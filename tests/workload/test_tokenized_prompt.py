@@ -22,20 +22,9 @@ from labkit.workload.tokenized_prompt import Prompt
 
 
 def experiment(seed=0, engine=None, **workload):
-    return from_plain(
-        Experiment,
-        {
-            "engine": engine or {},
-            "model": {"shape": {}},
-            "workload": {
-                "name": "chat",
-                "prompts": {"source": "chat"},
-                **workload,
-            },
-            "ablation": {"arms": {"base": {}}},
-            "seed": seed,
-        },
-    )
+    plain = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}, "seed": seed}
+    workload = {"name": "chat", "prompts": {"source": "chat"}, **workload}
+    return from_plain(Experiment, {**plain, "engine": engine or {}, "workload": workload})
 
 
 def chat_prompts(**options):
