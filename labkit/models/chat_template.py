@@ -221,9 +221,8 @@ def _without_optional_fields(
     messages: Sequence[Message],
 ) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield each optional field that is set, once per role, and the messages without this field."""
-    for name, role in itertools.product(
-        OPTIONAL_FIELDS, dict.fromkeys(m["role"] for m in messages)
-    ):
+    roles = dict.fromkeys(m["role"] for m in messages)
+    for name, role in itertools.product(OPTIONAL_FIELDS, roles):
         if role != "tool" and any(m.get(name) and m["role"] == role for m in messages):
             without = [
                 {k: v for k, v in m.items() if k != name} if m["role"] == role else m
@@ -232,15 +231,13 @@ def _without_optional_fields(
             yield f"the {OPTIONAL_FIELDS[name]} of {role} messages", without
     calls = [call for m in messages for call in m.get("tool_calls") or ()]
     if any(call["function"]["arguments"] for call in calls):
-        yield (
-            "the arguments of tool calls",
-            [
-                {**m, "tool_calls": [_without_arguments(call) for call in m["tool_calls"]]}
-                if m.get("tool_calls")
-                else m
-                for m in messages
-            ],
-        )
+        bare = [
+            {**m, "tool_calls": [_without_arguments(call) for call in m["tool_calls"]]}
+            if m.get("tool_calls")
+            else m
+            for m in messages
+        ]
+        yield "the arguments of tool calls", bare
 
 
 def _without_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
