@@ -12,11 +12,12 @@ from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
 from labkit.engine.user_classes import create_plugin, guard_method
-from labkit.workload.workload_protocols import Estimate, Measurement
 from labkit.workload.workload_protocols import (
     CountedKind,
+    Estimate,
     InterleavedArms,
     LiveKind,
+    Measurement,
     TurnContext,
     WorkloadKind,
     single_arm_context,

@@ -15,10 +15,9 @@ from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.records.metric_registry import measured
-from labkit.workload.workload_protocols import Estimate, Measurement
 from labkit.workload.requests.request_workload_kind import footprint
 from labkit.workload.sources import source_of
-from labkit.workload.workload_protocols import START_SECONDS, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, Estimate, Measurement, TurnContext
 
 PROCESS_BYTES = 150 << 20
 

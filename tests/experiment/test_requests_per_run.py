@@ -26,8 +26,8 @@ from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits, pilot_of
 from labkit.experiment.schedule.time_allocation import CellPilot
 from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
-from labkit.workload.workload_protocols import CasePilot
 from labkit.workload.scoring import ScoringKind
+from labkit.workload.workload_protocols import CasePilot
 
 
 class Notes(Progress):

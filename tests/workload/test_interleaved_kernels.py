@@ -18,16 +18,15 @@ from kernel_stubs import StubBackend, experiment, make_workload, reported
 from labkit.config import Case, State
 from labkit.workload.kernels import (
     interleaved_kernels,
-    kernel_cases,
     kernel_arms,
+    kernel_cases,
     kernel_workload_kind,
 )
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import spread_rounds
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput, TurnContext
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24, factor=2)

@@ -22,9 +22,8 @@ from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
 from labkit.workload.kernels.launch_timing import MlxLaunchQueue
-from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
-from labkit.workload.workload_protocols import single_arm_context
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput, single_arm_context
 
 DECODE = Case(name="decode", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24)

@@ -15,8 +15,12 @@ from labkit.workload.kernels import kernel_cases, launch_timing
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
 from labkit.workload.kernels.launch_timing import MlxLaunchQueue
-from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
-from labkit.workload.workload_protocols import TurnContext, single_arm_context
+from labkit.workload.workload_protocols import (
+    InvalidOutput,
+    StaleOutput,
+    TurnContext,
+    single_arm_context,
+)
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 # Seconds.

@@ -12,11 +12,11 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
 )
 from labkit.models.tokenizer import Detokenizer
-from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.requests import serving_session
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 
 class StubEngine:

@@ -158,9 +158,7 @@ def test_an_excerpt_is_whole_paragraphs_of_its_text():
     for entry, question in zip(entries, packaged_texts.questions(), strict=True):
         if "paragraphs" not in entry:
             continue
-        whole = (packaged_texts.PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text(
-            "utf-8"
-        )
+        whole = (packaged_texts.PACKAGE_DIR / "texts" / f"{entry['text']}.md").read_text("utf-8")
         first, last = entry["paragraphs"]
         assert 0 <= first <= last < len(whole.strip().split("\n\n"))
         assert question.text in whole and len(question.text) > 100

@@ -33,8 +33,7 @@ from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm, StudyPath
 from labkit.records.metric_registry import METRICS
-from labkit.workload.workload_protocols import Estimate
-from labkit.workload.workload_protocols import START_SECONDS
+from labkit.workload.workload_protocols import START_SECONDS, Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table

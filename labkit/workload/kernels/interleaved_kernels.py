@@ -48,9 +48,8 @@ from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
 from labkit.workload.kernels.launch_timing import Clock, MlxLaunchQueue, TimedLaunch, empty_chain
-from labkit.workload.workload_protocols import CasePilot, Measurement
 from labkit.workload.turn_order import spread_rounds
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.workload_protocols import CasePilot, Measurement, TurnContext
 
 MIN_PILOT_ROUNDS, MAX_PILOT_ROUNDS = 3, 200
 NORMAL_SD = 1.4826  # standard deviation over median absolute deviation, for normal noise

@@ -17,8 +17,8 @@ from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.launch_timing import KernelBatch, TimedLaunch
-from labkit.workload.workload_protocols import InvalidOutput
 from labkit.workload.turn_order import Part
+from labkit.workload.workload_protocols import InvalidOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport

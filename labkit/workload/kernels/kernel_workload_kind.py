@@ -9,8 +9,7 @@ from labkit.config import Device, Experiment, State, require
 from labkit.config.engine.attention import MLX_BACKENDS
 from labkit.workload import device_availability, in_process_rules
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.workload_protocols import Estimate
-from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, Estimate, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FILL_BYTES_PER_SECOND = 1e9

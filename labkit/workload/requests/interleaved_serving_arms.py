@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.workload.workload_protocols import Measurement
 from labkit.workload.requests.load_generator import LoadGenerator
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.turn_order import ArmClock, TurnOrder
-from labkit.workload.workload_protocols import EnterTurn
+from labkit.workload.workload_protocols import EnterTurn, Measurement
 
 SPIKE_RATIO, ROUGH_SPIKE_RATIO = 1.3, 3.0  # of the expected time
 MIN_EXCESS_S = 0.002  # a smaller excess is not a stall

@@ -27,10 +27,9 @@ from labkit.engine.engine_protocol import (
     TokenEvent,
 )
 from labkit.engine.request import Request
-from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
 from labkit.workload.requests.serving_metrics import ServedRequest
-
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 Clock = Callable[[], float]
 Wait = Callable[[float], None]

@@ -24,7 +24,6 @@ from labkit.engine.engine_protocol import (
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import Detokenizer
 from labkit.records import CaseRecord, Metric
-from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.load_generator import ClientPool, Clock, LoadGenerator, Wait
@@ -42,6 +41,7 @@ from labkit.workload.requests.serving_metrics import (
     sharing_notes,
 )
 from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.workload_protocols import InvalidOutput, Measurement
 
 # With arrivals at a rate or from a trace, the number of requests in flight is unknown beforehand.
 PACED_STREAMS = 16

@@ -13,11 +13,11 @@ from typing import NoReturn
 from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
 from labkit.models import resolve
 from labkit.workload import in_process_rules
-from labkit.workload.workload_protocols import Estimate
 from labkit.workload.requests.request_workload_kind import FLOPS, PROCESS_BYTES, footprint
 from labkit.workload.scoring import text_windows
 from labkit.workload.workload_protocols import (
     START_SECONDS,
+    Estimate,
     InterleavedArms,
     TurnContext,
     load_arms,

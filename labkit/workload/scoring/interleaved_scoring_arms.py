@@ -28,12 +28,11 @@ from labkit.models.tokenizer import Tokenizer
 from labkit.records import CaseRecord
 from labkit.records.kl_histogram import encode_histogram
 from labkit.records.metric_registry import measured
-from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
 from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.turn_order import Part, TurnOrder
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.workload_protocols import InvalidOutput, Measurement, TurnContext
 
 # Tokens per position whose log probabilities are compared one by one. With 64 the KL divergence of
 # 4-bit weights (smollm2, vocabulary 49,152) is 20 % too small, with 1,024 5 %, with 4,096 1.3 %.

@@ -45,7 +45,6 @@ def texts(experiment: Experiment, listed: Sequence[ListedRequest]) -> list[TextR
     return requests
 
 
-
 @dataclass
 class CustomRequest(Group):
     """One line of a file in the format of vLLM's custom dataset."""

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload
 from labkit.config.extras import require_packages
-from labkit.workload.workload_protocols import Estimate
-from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, Estimate, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with one decoder thread; used only in estimates.
 PIXELS_PER_SECOND = 300e6

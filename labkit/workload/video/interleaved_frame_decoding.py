@@ -20,7 +20,6 @@ from typing import Any
 from labkit.config import Workload
 from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
-from labkit.workload.workload_protocols import InvalidOutput, Measurement
 from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
@@ -30,7 +29,7 @@ from labkit.workload.video.frame_decoding import DecodedFrames
 from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
 from labkit.workload.video.video_quiz import VideoQuiz
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.workload_protocols import InvalidOutput, Measurement, TurnContext
 
 
 @dataclass

@@ -19,13 +19,12 @@ from labkit.engine import EngineError
 from labkit.engine.engine_protocol import PromptLogprobs
 from labkit.records import read_runs
 from labkit.records.kl_histogram import RELATIVE_ERROR, decode_histogram
-from labkit.workload.workload_protocols import InvalidOutput
 from labkit.workload.scoring import KIND
 from labkit.workload.scoring.interleaved_scoring_arms import SENT_TOP, ScoringArm
 from labkit.workload.scoring.prediction_distance import prediction_distance
 from labkit.workload.scoring.text_windows import TextWindows
 from labkit.workload.turn_order import Round
-from labkit.workload.workload_protocols import single_arm_context
+from labkit.workload.workload_protocols import InvalidOutput, single_arm_context
 
 ROOT = Path(__file__).parents[3]
 

@@ -22,13 +22,17 @@ from planted_cells import output_difference
 
 from labkit.config import ConfigError, Experiment, FramePicks, Workload
 from labkit.workload import video
-from labkit.workload.workload_protocols import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding, video_quiz
 from labkit.workload.video.clip_reader import DecodeCounts
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 from labkit.workload.video.reference_decode_checks import strided_ranges
-from labkit.workload.workload_protocols import NoMachineKernels, TurnContext, single_arm_context
+from labkit.workload.workload_protocols import (
+    InvalidOutput,
+    NoMachineKernels,
+    TurnContext,
+    single_arm_context,
+)
 
 
 @pytest.fixture(scope="module")
