@@ -86,7 +86,8 @@ def plan(seed: int, count: int) -> list[tuple[int, int]]:
 def _output_tokens(
     rng: np.random.Generator, count: int, median: int, sigma: float, bounds: tuple[int, int]
 ) -> NDArray[np.int64]:
-    return np.clip(rng.lognormal(log(median), sigma, count).astype(int), *bounds)
+    tokens: NDArray[np.int64] = rng.lognormal(log(median), sigma, count).astype(int)
+    return np.clip(tokens, *bounds)
 
 
 @cache
