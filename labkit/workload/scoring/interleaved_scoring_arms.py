@@ -5,7 +5,7 @@ the reference of the round, so only one round's reference is in memory at a time
 process sends the ``SENT_TOP`` likeliest tokens of each position to arms in other processes: 1,035
 bytes per position in base64, about 1 MB for a round of 1,024 tokens.
 After a round, each arm retains of every token its log probability (4 bytes) and, in windows of 256
-tokens, 4 bytes of its window's score.
+tokens, 3 bytes of its window's score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,20 +49,21 @@ OTHER_WINDOWS = (
 )
 
 
-def window_score(window: str, distance: PredictionDistance) -> dict[str, Any]:
-    """Return an arm's score of the window with the id ``window``, as the record holds it.
+@dataclass(frozen=True, slots=True)
+class WindowScore:
+    """An arm's score of one window, as the record holds it.
 
-    Log likelihoods and KL divergences from the baseline are sums in nats.
+    Log likelihoods and KL divergences from the baseline are sums in nats. All scores stay in memory
+    during a run, and dicts would take more of it.
     """
-    return {
-        "window": window,
-        "tokens": len(distance.kl),  # that are predicted
-        "nll": -float(distance.logprobs.sum()),
-        "kl_sum": float(distance.kl.sum()),
-        "kl_histogram": encode_histogram(distance.kl),
-        "same_top1": int(distance.same_top1.sum()),
-        "probability_change_squared": float((distance.probability_change**2).sum()),
-    }
+
+    window: str  # the window's id
+    tokens: int  # that are predicted
+    nll: float
+    kl_sum: float
+    kl_histogram: str  # :mod:`labkit.records.kl_histogram`
+    same_top1: int
+    probability_change_squared: float
 
 
 @dataclass(slots=True)
@@ -71,15 +72,15 @@ class ScoringArm:
 
     ``logprobs`` holds the log probabilities of all tokens so far in one block of memory, because
     many small arrays would keep the memory of each round's large arrays from being used again.
-    ``windows``, ``worst``: scores of windows, and positions where the arm's prediction is far from
-    the baseline's, with their text, as the record holds them.
+    ``worst``: positions where the arm's prediction is far from the baseline's, with their text, as
+    the record holds them.
     """
 
     engine: InferenceEngine
     workload: Workload
     tokenizer: Tokenizer
     rates: list[float] = field(default_factory=list)  # tokens per second, by round
-    windows: list[dict[str, Any]] = field(default_factory=list)
+    windows: list[WindowScore] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     worst: list[dict[str, Any]] = field(default_factory=list)
 
@@ -132,9 +133,19 @@ class ScoringArm:
         """
         distance = prediction_distance(baseline, scored)
         try:
-            self.windows.append(window_score(window.request_id, distance))
+            histogram = encode_histogram(distance.kl)
         except ValueError as error:
             raise InvalidOutput(f"{window.request_id}: {error}") from None
+        score = WindowScore(
+            window.request_id,
+            len(distance.kl),
+            -float(distance.logprobs.sum()),
+            float(distance.kl.sum()),
+            histogram,
+            int(distance.same_top1.sum()),
+            float((distance.probability_change**2).sum()),
+        )
+        self.windows.append(score)
         self.logprobs.frombytes(distance.logprobs.astype(np.float32).tobytes())
         self._add_worst(window, distance, baseline, scored)
         return distance
@@ -257,7 +268,7 @@ class InterleavedScoring:
             "scoring": {
                 "reference_top": min(compared, self._reference_width),
                 "reference_rest": float(np.mean(self._rest)),
-                "windows": arm.windows,
+                "windows": [asdict(score) for score in arm.windows],
                 "worst": arm.worst,
             }
         }
