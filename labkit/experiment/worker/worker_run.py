@@ -24,6 +24,7 @@ from labkit.experiment.worker import mlx_known_answer_test, worker_stages
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 from labkit.experiment.worker.run_failures import RunFailure
+from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.experiment.worker.worker_status import WorkerStatus
 from labkit.machine.facts import fingerprint
@@ -93,7 +94,7 @@ class WorkerProcess:
         with shared.stage("numba"):
             probe = self._start_probe()
         if self.granted is not None:
-            self.granted.wait_to_probe()
+            self.granted.ask("hello", VERSION, "probe")
         self._time_probe(probe, "before")
         measurements = self._measure(probe)
         self._time_probe(probe, "after")
@@ -105,13 +106,13 @@ class WorkerProcess:
         """Load the arms, warm up, measure and close them. MLX is tested before and after."""
         shared, show = self.shared, self.status.show
         if self.granted is not None:
-            self.granted.wait_to_load()
+            self.granted.ask("probed", None, "load")
         show("loading")
         with shared.stage("load"):
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
         with closing(arms):
             if self.granted is not None:
-                self.granted.wait_to_warm_up()
+                self.granted.ask("loaded", None, "warm_up")
             self._test_known_answers()
             show("warming up")
             with shared.stage("warm_up"):
