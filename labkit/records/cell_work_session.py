@@ -8,10 +8,9 @@ lost, the file has no end time.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class CellSession:
 
     def end(self, when: str, how: str) -> CellSession:
         """Return a copy of the session with the time and the reason of its end."""
-        return dataclasses.replace(self, ended=when, how=how)
+        return replace(self, ended=when, how=how)
 
     @property
     def worker(self) -> str:
@@ -54,7 +53,7 @@ class CellSession:
 
     def to_text(self) -> str:
         """Return the file's content."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def session_path(cell_dir: Path) -> Path:

@@ -23,7 +23,7 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -170,29 +170,26 @@ class StudyArchive:
             )
 
     @cached_property
-    def files(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The members that do not hold cells, by name."""
-        return {i.filename: i for i in self._zip.infolist() if not self._is_cell(i.filename)}
+    def files(self) -> Collection[str]:
+        """The names of the members that do not hold cells."""
+        return dict.fromkeys(name for name in self._zip.namelist() if not self._is_cell(name))
 
     @cached_property
-    def cells(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The members that hold cells, by the cell's name."""
-        infos = (info for info in self._zip.infolist() if self._is_cell(info.filename))
-        return {info.filename.removesuffix(CELL_SUFFIX): info for info in infos}
+    def cells(self) -> Collection[str]:
+        """The names of the cells."""
+        names = filter(self._is_cell, self._zip.namelist())
+        return dict.fromkeys(name.removesuffix(CELL_SUFFIX) for name in names)
 
     @staticmethod
     def _is_cell(name: str) -> bool:
         return name.endswith(CELL_SUFFIX) and "/" not in name
 
     def read(self, name: str) -> bytes:
-        """Return the content of one of ``files``; raises :class:`RecordError` if damaged."""
-        return self._read(self.files[name])
-
-    def _read(self, info: zipfile.ZipInfo) -> bytes:
+        """Return the content of a member; raises :class:`RecordError` if it is damaged."""
         try:
-            return self._zip.read(info)
+            return self._zip.read(name)
         except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
-            raise RecordError(f"{self.path}: {info.filename!r} is damaged: {error}") from None
+            raise RecordError(f"{self.path}: {name!r} is damaged: {error}") from None
 
     def cell(self, name: str) -> Mapping[str, bytes]:
         """Return a cell's files by path within its folder; raises :class:`RecordError`."""
@@ -207,7 +204,7 @@ class StudyArchive:
         where = f"{self.path}: cell {name!r}"
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
         try:
-            raw = unpacker.decompress(self._read(self.cells[name]), MAX_CELL_BYTES)
+            raw = unpacker.decompress(self.read(f"{name}{CELL_SUFFIX}"), MAX_CELL_BYTES)
             whole = unpacker.eof and not unpacker.unused_data
             require(whole, f"{where} is truncated, or has more than {MAX_CELL_BYTES >> 20} MiB")
             self._unpacked_bytes[name] = len(raw)
@@ -252,7 +249,6 @@ class ArchivePath:
         return "/".join((str(self.file), *self.parts))
 
     def __lt__(self, other: ArchivePath) -> bool:
-        """Order by path, as :class:`pathlib.Path` does."""
         return (self.file, self.parts) < (other.file, other.parts)
 
     def __truediv__(self, name: str) -> ArchivePath:
@@ -265,7 +261,6 @@ class ArchivePath:
 
     @property
     def stem(self) -> str:
-        """The name without its suffix."""
         return PurePosixPath(self.name).stem
 
     @property
@@ -316,8 +311,8 @@ class ArchivePath:
     def _in_cell(self) -> bool:
         return bool(self.parts) and self.parts[0] in self.archive.cells
 
-    def _names(self) -> tuple[Mapping[str, object], str]:
-        """Return a map whose keys are file paths, and this path relative to the same root.
+    def _names(self) -> tuple[Collection[str], str]:
+        """Return the paths of files, and this path relative to the same root.
 
         The root is the cell's folder if the path is in a cell, else the study's folder.
         """
