@@ -10,6 +10,7 @@ from labkit.cli.hydra_arguments import CONF, PRINT_FLAGS, Command
 from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
 from labkit.config import require
+from labkit.config.option_index import value_of
 
 if TYPE_CHECKING:
     from labkit.config.option_index import OptionEntry
@@ -35,20 +36,17 @@ def print_config(command: Command) -> None:
     from labkit.experiment.compose.cell_composer import with_scale_overrides
     from labkit.experiment.hydra.hydra_composer import Composer
 
-    topic = flags[flags.index("--cfg") + 1] if "--cfg" in flags else None
-    if topic is None:
-        run_hydra([*overrides, *flags])
-        return
-    others = {flag for flag in flags if flag in PRINT_FLAGS} - {"--cfg"}
-    composer = Composer()
-    with initialized():
-        overrides = with_scale_overrides(overrides, composer)
-        tree = composer.tree(overrides) if topic == "job" and not others else None
-    if tree is None:
-        run_hydra([*overrides, *flags])
-        return
-    package = flags[flags.index("--package") + 1] if "--package" in flags else ""
-    print(config_text(tree, package, "--resolve" in flags), end="")
+    if "--cfg" in flags:
+        others = {flag for flag in flags if flag in PRINT_FLAGS} - {"--cfg"}
+        composer = Composer()
+        with initialized():
+            overrides = with_scale_overrides(overrides, composer)
+            if flags[flags.index("--cfg") + 1] == "job" and not others:
+                package = flags[flags.index("--package") + 1] if "--package" in flags else ""
+                tree = composer.tree(overrides)
+                print(config_text(tree, package, "--resolve" in flags), end="")
+                return
+    run_hydra([*overrides, *flags])
 
 
 def _help(command: Command) -> str:
@@ -84,15 +82,7 @@ def _value_of_default_files() -> Callable[[OptionEntry], Any]:
             if (CONF / group / f"{name}.yaml").is_file():
                 tree[group] = read(CONF / group / f"{name}.yaml")
 
-    def value(entry: OptionEntry) -> Any:
-        part: Any = tree
-        for key in entry.key.split("."):
-            if not isinstance(part, dict) or key not in part:
-                return entry.option.default
-            part = part[key]
-        return part
-
-    return value
+    return lambda entry: value_of(tree, entry.key, entry.option.default)
 
 
 def _values(overrides: Sequence[str]) -> Callable[[OptionEntry], Any]:

@@ -176,7 +176,6 @@ def _ready(
 
 
 def _open(path: Path, out: Path) -> AuthorsStudy:
-    """Open a study; raise ``RecordError`` if it is not valid."""
     from labkit.analysis.studies.replication import forecast_lines
     from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 

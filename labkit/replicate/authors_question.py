@@ -16,7 +16,7 @@ from typing import Any
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
 from labkit.config.engine.former_options import default_of, other_meanings, with_present_names
 from labkit.config.env_interpolation import EXPRESSION
-from labkit.config.option_index import did_you_mean, find_option
+from labkit.config.option_index import did_you_mean, find_option, value_of
 from labkit.experiment.cell import with_units
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell, obstacles
 from labkit.experiment.compose.input_digests import (
@@ -132,7 +132,7 @@ class AuthorsCell:
         named = {*arm.overrides, *(word.partition("=")[0] for word in words)}
         config = with_present_names(arm.config, named)
         for key in FILES:
-            file = PurePath(str(_value(config, key))).name
+            file = PurePath(str(value_of(config, key))).name
             # If the option names a variable, only the folder of the text is known. Archives of
             # earlier versions name a text by its file alone.
             folder = f"{key}/{arm.inputs.get(key)}/"
@@ -153,7 +153,7 @@ class AuthorsCell:
         Raises ``ConfigError`` if the arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            values = [_value(arm.config, key, default_of(key)) for arm in self.tested]
+            values = [value_of(arm.config, key, default_of(key)) for arm in self.tested]
             old = ", ".join(dict.fromkeys(map(_shown, values)))
             require(
                 all(one == values[0] for one in values),
@@ -274,16 +274,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, str) and "://" in value:
         return "an address"
     return PurePath(value).name if isinstance(value, str) and value else str(value)
-
-
-def _value(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return an option's value in a config; ``default`` if the config lacks the option."""
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import ConfigError, Experiment, from_plain, require
 from labkit.config.env_interpolation import hide_values
 from labkit.config.option import options
+from labkit.config.option_index import value_of
 from labkit.experiment.hydra import environment_resolver
 from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
@@ -179,13 +180,9 @@ class SharedParts:
         line = str(value.input_line)
         if line in self._leaves:
             return True
-        found: Any = self.plain
-        for name in path:
-            if not isinstance(found, dict) or name not in found:
-                return False
-            found = found[name]
-        given = value.value()
-        if isinstance(found, dict | list) or isinstance(given, dict | list) or "${" in line:
+        found, given = value_of(self.plain, value.key_or_group, ...), value.value()
+        several = isinstance(found, dict | list) or isinstance(given, dict | list)
+        if found is ... or several or "${" in line:
             return False
         try:
             node: Any = OmegaConf.select(self.tree, ".".join(path[:-1])) if path[1:] else self.tree
