@@ -197,11 +197,6 @@ class Prompts(Group, place="workload.prompts"):
     )
 
     def __post_init__(self) -> None:
-        """Check the options that depend on the source.
-
-        Options that the source requires must be set, lengths that it ignores must not be set, and
-        ``requests`` must be a multiple of ``turns``.
-        """
         super().__post_init__()
         source = f"{SOURCE}={self.source}"
         needs_file = self.source in FROM_FILE

@@ -138,7 +138,6 @@ class Server(Group, place="server"):
 
     @property
     def host_names(self) -> list[str]:
-        """The names of ``hosts`` in lower case."""
         return (self.hosts or "").lower().split()
 
 

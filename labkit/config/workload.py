@@ -302,7 +302,6 @@ class Workload(Group, place="workload"):
 
     @property
     def loads_model(self) -> bool:
-        """Whether the workload loads a model, because it serves requests or scores texts."""
         return self.serves or self.kind in SCORING
 
     @property
@@ -324,7 +323,6 @@ class Workload(Group, place="workload"):
 
     @property
     def serving_metric(self) -> str:
-        """The primary metric of served requests."""
         if self.limits.is_set:
             return "goodput_req_s"
         if self.per_request:

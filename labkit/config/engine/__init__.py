@@ -135,7 +135,6 @@ class TensorParallel(Group, place="engine.parallel"):
 
     @property
     def single_process(self) -> bool:
-        """Whether one process computes everything."""
         return self.size == 1
 
 
@@ -349,13 +348,11 @@ class Engine(Group, place="engine"):
             f"{where}: engine.kv.layout=padded has all requests in one array; set "
             "engine=contiguous or engine=paged",
         )
-        for key, (choice, reason) in {
-            "speculation": (self.speculation, "drafts are verified in one forward; set none"),
-            "decode_shape": (self.decode_shape, "a single request is not padded; set exact"),
-        }.items():
-            require(
-                choice.value in ("none", "exact"), f"{where}: engine.{key}={choice.value}: {reason}"
-            )
+        self._need_defaults(
+            where,
+            speculation="drafts are verified in one forward",
+            decode_shape="a single request is not padded",
+        )
         require(
             self.parallel.single_process,
             f"{where}: engine.parallel.size={self.parallel.size}: ranks run one forward for all "
@@ -412,28 +409,14 @@ class Engine(Group, place="engine"):
 
     def _check_blockless(self, layout: KVLayout) -> None:
         """Refuse options that need KV blocks, which ``layout`` does not have."""
-        rules = {
-            "prefix_cache": (self.prefix_cache, "has no KV blocks to share; leave it none"),
-            "decode_shape": (
-                self.decode_shape,
-                "has no null block for padding rows; leave it exact",
-            ),
-            "speculation": (
-                self.speculation,
-                "has no KV blocks to verify drafts in; leave it none",
-            ),
-            "scheduler.reservation": (
-                self.scheduler.reservation,
-                "reserves a request's memory in full; leave it full",
-            ),
-            "pipeline": (self.pipeline, "reallocates the KV cache between steps; leave it sync"),
-        }
-        defaults = ("none", "exact", "full", "sync")
-        for key, (choice, reason) in rules.items():
-            require(
-                choice.value in defaults,
-                f"engine.{key}={choice.value}: engine.kv.layout={layout.value} {reason}",
-            )
+        for group, name, reason in (
+            (self, "prefix_cache", "has no KV blocks to share"),
+            (self, "decode_shape", "has no null block for padding rows"),
+            (self, "speculation", "has no KV blocks to verify drafts in"),
+            (self.scheduler, "reservation", "reserves a request's memory in full"),
+            (self, "pipeline", "reallocates the KV cache between steps"),
+        ):
+            group.require_default(name, f"engine.kv.layout={layout.value} {reason}")
 
     def _check_invariance(self) -> None:
         where, attention = "engine.batch_invariant=true", self.attention
@@ -468,7 +451,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_parallel(self) -> None:
-        """Refuse options that tensor parallelism does not support."""
         where, attention = f"engine.parallel.size={self.parallel.size}", self.attention
         require(
             self.name not in PRESET_LAYOUTS or self.kv.layout is KVLayout.paged,
@@ -495,15 +477,18 @@ class Engine(Group, place="engine"):
             self.memory_limit is None,
             f"{where}: engine.memory_limit={self.memory_limit} limits one process; leave it null",
         )
-        for key, (choice, reason) in {
-            "speculation": (self.speculation, "not supported with several ranks; set none"),
-            "pipeline": (self.pipeline, "ranks synchronise between steps; set sync"),
-            "decode_shape": (self.decode_shape, "ranks do not pad steps; set exact"),
-        }.items():
-            require(
-                choice.value in ("none", "sync", "exact"),
-                f"{where}: engine.{key}={choice.value}: {reason}",
-            )
+        self._need_defaults(
+            where,
+            speculation="not supported with several ranks",
+            pipeline="ranks synchronise between steps",
+            decode_shape="ranks do not pad steps",
+        )
+
+    def _need_defaults(self, where: str, **reasons: str) -> None:
+        """Refuse choices other than the defaults of some options, each for its reason."""
+        for name, reason in reasons.items():
+            value, default = (override_text(getattr(one, name)) for one in (self, Engine))
+            require(value == default, f"{where}: engine.{name}={value}: {reason}; set {default}")
 
     def _check_external(self) -> None:
         """Check that every option which only labkit's own engine has is at its default."""

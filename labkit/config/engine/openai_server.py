@@ -317,10 +317,8 @@ class OpenAIServer(Group, place="engine.server"):
 
     @property
     def start_limit_s(self) -> float:
-        """The limit on the server's start, in seconds."""
-        if self.start_timeout_s is not None:
-            return self.start_timeout_s
-        return self.server_preset.start_timeout_s
+        chosen = self.start_timeout_s
+        return self.server_preset.start_timeout_s if chosen is None else chosen
 
     @property
     def command_line(self) -> str:
@@ -354,7 +352,6 @@ class OpenAIServer(Group, place="engine.server"):
         return after[0] if after and after[0].endswith(".py") else None
 
     def check_startable(self) -> None:
-        """Raise ``ConfigError`` if the server has neither a start command nor a URL."""
         require(
             self.url is not None or bool(self.command or self.server_preset.command),
             f"engine.server.preset={self.preset} has no start command; start the server "
@@ -369,5 +366,5 @@ def _placeholder_names(command: str) -> list[str]:
     try:
         return [name for _, name, _, _ in Formatter().parse(command) if name is not None]
     except ValueError as error:
-        require(False, f"engine.server.command: {error}; write {{{{ for a literal brace")
-        return []
+        text = f"engine.server.command: {error}; write {{{{ for a literal brace"
+        raise ConfigError(text) from None
