@@ -64,13 +64,11 @@ def _candidate_folders(controller: str, *place: Path) -> list[Path]:
 
 
 def _folder_memory_limit(folder: Path) -> int | None:
-    """Return the memory limit in bytes that one cgroup folder sets, or None without a limit."""
     value = _read_number(folder, LIMIT_FILES)
     return None if value is None or value >= UNLIMITED_BYTES else value
 
 
 def _folder_memory_headroom(folder: Path) -> int | None:
-    """Return the bytes left under one cgroup folder's memory limit, or None without a limit."""
     limit, used = _folder_memory_limit(folder), _read_number(folder, USAGE_FILES)
     if limit is None or used is None:
         return None

@@ -62,7 +62,7 @@ def state() -> dict[str, Any]:
             "pressure": _pressure,
             "cpu_ticks": _cpu_ticks,
             "mhz": _mhz,
-            "context_switches": lambda: _stat_number("ctxt"),
+            "context_switches": lambda: int(_fields("/proc/stat")["ctxt"]),
             "oom_kills": oom_kills,
             "thermal": _thermal,
         }
@@ -81,6 +81,12 @@ def sample() -> dict[str, Any]:
 
 def _read_text(path: str | Path) -> str:
     return Path(path).read_text()
+
+
+def _fields(path: str) -> dict[str, str]:
+    """Return the rest of each line of a file by the line's first word."""
+    lines = (line.split(maxsplit=1) for line in _read_text(path).splitlines())
+    return {words[0]: words[1] for words in lines if len(words) == 2}
 
 
 @cache
@@ -130,7 +136,7 @@ def meminfo() -> dict[str, int]:
 def _swap() -> dict[str, int]:
     """Return the swap in use (bytes), and the pages swapped in and out since boot."""
     sizes = meminfo()
-    counts = dict(line.split() for line in _read_text("/proc/vmstat").splitlines())
+    counts = _fields("/proc/vmstat")
     return {
         "used_bytes": sizes["SwapTotal"] - sizes["SwapFree"],
         "pages_in": int(counts["pswpin"]),
@@ -170,22 +176,12 @@ def _mhz() -> float | None:
     return round(sum(values) / len(values), 1) if values else None
 
 
-def _stat_number(name: str) -> int:
-    for line in _read_text("/proc/stat").splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    raise KeyError(name)
-
-
 def oom_kills() -> int:
     """Return the number of out-of-memory kills in the container, or else on the machine."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            fields = dict(line.split() for line in _read_text(path).splitlines())
-            return int(fields["oom_kill"])
-        except (OSError, KeyError):
-            continue
-    return int(dict(line.split() for line in _read_text("/proc/vmstat").splitlines())["oom_kill"])
+        with suppress(OSError, KeyError):
+            return int(_fields(path)["oom_kill"])
+    return int(_fields("/proc/vmstat")["oom_kill"])
 
 
 def _thermal() -> dict[str, int] | None:

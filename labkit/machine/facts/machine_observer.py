@@ -63,14 +63,9 @@ class MachineObserver:
             busy = self._os.busy_s()
         except (OSError, LookupError, ValueError):
             return None
-        return time.monotonic(), busy, self._own_cpu_s(pid)
-
-    def _own_cpu_s(self, pid: int | None) -> float:
-        """Return the CPU time of this process and the worker ``pid`` with its descendants."""
-        if pid == os.getpid():
-            return self._os.process_cpu_s(pid) - self._earlier_cpu_s
-        worker = 0.0 if pid is None else self._os.process_cpu_s(pid)
-        return worker + time.process_time()
+        now, own = time.monotonic(), 0.0 if pid is None else self._os.process_cpu_s(pid)
+        own += -self._earlier_cpu_s if pid == os.getpid() else time.process_time()
+        return now, busy, own
 
     def report(self) -> dict[str, Any]:
         """Return the samples as columns (``samples``), and the cost of observing.

@@ -55,7 +55,9 @@ def state() -> dict[str, Any]:
     """Return the current load, memory pressure, swap and thermal state."""
     return collect(
         {
-            "uptime_s": lambda: round(time.time() - _boot_time(), 1),
+            "uptime_s": lambda: round(
+                time.time() - struct.unpack("<q", _sysctl("kern.boottime")[:8])[0], 1
+            ),
             "loadavg": lambda: list(os.getloadavg()),
             "swap": _swap,
             "compressed_bytes": _sysctl_reader("vm.compressor_bytes_used"),
@@ -116,10 +118,6 @@ def _sysctl_number(name: str) -> int:
     return int.from_bytes(_sysctl(name), "little")
 
 
-def _boot_time() -> float:
-    return float(struct.unpack("<q", _sysctl("kern.boottime")[:8])[0])
-
-
 def _swap() -> dict[str, int]:
     # struct xsw_usage: total, available, used (uint64 each), then flags
     _, _, used = struct.unpack("<QQQ", _sysctl("vm.swapusage")[:24])
@@ -155,8 +153,7 @@ def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
 
     ``read`` is a parameter so that tests on other systems can replace ``sysctl``.
     """
-    disabled = read("iogpu.disable_wired_collector")
-    dynamic = read("iogpu.dynamic_lwm")
+    disabled, dynamic = read("iogpu.disable_wired_collector"), read("iogpu.dynamic_lwm")
     return WiredSettings(
         limit_mb=read("iogpu.wired_limit_mb"),
         collector=None if disabled is None else not disabled,
@@ -172,14 +169,11 @@ def recommended_working_set() -> int | None:
     """
     if sys.platform != "darwin":
         return None
-    try:
-        device = _metal_device()
-        size = (
-            _send_message(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64) if device else 0
-        )
-    except OSError:
-        return None
-    return int(size) or None
+    with suppress(OSError):
+        if device := _metal_device():
+            size = _send_message(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64)
+            return int(size) or None
+    return None
 
 
 def threadgroup_limits() -> tuple[int, int]:
@@ -208,7 +202,6 @@ def _metal_device() -> int | None:
 
 
 def _process_info(selector: str) -> int:
-    """Return an integer property of ``NSProcessInfo.processInfo``."""
     ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
     objc = _objc()
     objc.objc_getClass.restype = ctypes.c_void_p

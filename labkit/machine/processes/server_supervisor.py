@@ -90,8 +90,6 @@ class SupervisedServer:
         self._finish()
 
     def _finish(self) -> None:
-        if self._exit_description is not None:
-            return
         report = self._reports.read()
         self._reports.close()
         self._supervisor.wait()
@@ -147,7 +145,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _server_preexec(group: int) -> Any:
-    """Return the ``preexec_fn`` of the server's process."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def prepare() -> None:
@@ -210,7 +207,7 @@ def _descendants() -> Iterator[int]:
     """
     for _ in range(MAX_KILL_ROUNDS):
         children = psutil.Process().children(recursive=True)
-        alive = [child for child in children if _is_running(child)]
+        alive = [child for child in children if _is_alive(child.pid)]
         if not alive:
             return
         yield from (child.pid for child in alive)
@@ -219,14 +216,7 @@ def _descendants() -> Iterator[int]:
 
 def _is_alive(pid: int) -> bool:
     try:
-        return _is_running(psutil.Process(pid))
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _is_running(process: Any) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
