@@ -60,7 +60,6 @@ class Command:
 
     @property
     def only_prints(self) -> bool:
-        """Whether the command only prints something and runs nothing."""
         return any(flag in PRINT_FLAGS for flag in self.flags)
 
 
@@ -72,7 +71,7 @@ def parse(argv: Sequence[str]) -> Command:
     flags: list[str] = []
     overrides: list[str] = []
     folders: list[str] = []
-    words = [part for word in argv for part in _split_flag(word)]
+    words = [part for word in argv for part in word.split("=", 1 if word.startswith("--") else 0)]
     while words:
         word = words.pop(0)
         flag = SHORT_FLAGS.get(word, word)
@@ -111,10 +110,6 @@ def _with_home(override: str) -> str:
     """Expand ``~`` in ``out=~/FOLDER``; the shell does so only at the start of a word."""
     home = re.match(r"(out=['\"]?)(~[^/'\"]*)", override)
     return home[1] + os.path.expanduser(home[2]) + override[home.end() :] if home else override
-
-
-def _split_flag(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith("--") else [word]
 
 
 def _take_topic(flag: str, words: list[str]) -> list[str]:

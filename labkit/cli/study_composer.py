@@ -98,7 +98,6 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 
 
 def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
-    """Return the overrides of Hydra itself, and those of the cells."""
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     return hydra, [o for o in command.overrides if o not in hydra]
 
