@@ -45,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
     if "--version" in words:
         print(f"labkit {__version__}")
         return 0

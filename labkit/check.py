@@ -47,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(path: str, overrides: Sequence[str]) -> int:
-    """Print the result of every check of a class, and return the exit code."""
     try:
         own_class = _import(path)
     except ConfigError:
@@ -123,7 +122,6 @@ def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
 
 
 def _import(path: str) -> Any:
-    """Import a class; raise ``ConfigError`` if there is no such module or attribute."""
     module, _, name = path.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -139,7 +137,6 @@ def _import(path: str) -> Any:
 
 
 def _composer(overrides: Sequence[str]) -> Compose:
-    """Return a function that composes a config from a check's overrides and the user's."""
     from labkit.cli import study_composer
     from labkit.cli.hydra_arguments import read_override
     from labkit.experiment.hydra.hydra_composer import Composer

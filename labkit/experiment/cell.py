@@ -89,7 +89,6 @@ class BlockPlan:
         return sum(count * self.round_s.get(case, 0.0) for case, count in self.rounds.items())
 
     def without(self, cases: Collection[str]) -> BlockPlan:
-        """Return the plan without some cases."""
         left = {case: count for case, count in self.rounds.items() if case not in cases}
         return replace(self, rounds=left)
 
@@ -176,7 +175,6 @@ class ReadyCell:
 
     @property
     def follows_time(self) -> bool:
-        """Whether blocks or rounds have to be found."""
         return self.blocks_from_time or self.rounds_from_time
 
     @property
@@ -240,7 +238,6 @@ class ReadyCell:
         return {arm.name: arm for arm in self.arms}[name]
 
     def schedule(self) -> list[Run]:
-        """Return all runs of the cell in order."""
         names = [arm.name for arm in self.arms]
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
 

@@ -79,7 +79,6 @@ class ComposedCell:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The primary metrics (:attr:`labkit.config.Experiment.primary_metrics`)."""
         return self.experiments[self.arms[0].name].primary_metrics
 
     @property
@@ -218,7 +217,6 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
 
 
 def _check_out_of_memory(ablation: Ablation, arms: Collection[str]) -> None:
-    """Refuse the claim that an unknown arm, or the baseline, runs out of memory."""
     for name in ablation.claims.out_of_memory:
         where = f"ablation.claims.out_of_memory={name}"
         known = ", ".join(ablation.arms)
@@ -424,7 +422,6 @@ def _default_question(ablation: Ablation) -> str:
 
 
 def _dropped_arms(overrides: Sequence[str]) -> list[str]:
-    """Return the arms that overrides such as ``~ablation.arms.NAME`` remove."""
     removed = (override_key(o) for o in overrides if o.startswith("~"))
     return [key.removeprefix("ablation.arms.") for key in removed]
 
@@ -436,7 +433,6 @@ def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
-    """Check that an arm without an environment differs from earlier such ones in some option."""
     for other in earlier:
         require(
             arm.config != other.config or bool(arm.environment or other.environment),

@@ -123,7 +123,6 @@ def _swept_apart(override: str) -> list[str]:
 
 
 def _defines(override: str, prefix: str) -> bool:
-    """Return whether an override sets a key below ``prefix``, rather than deleting it."""
     return override_key(override).startswith(prefix) and not override.startswith("~")
 
 

@@ -142,7 +142,6 @@ def _in_unit(key: str, value: Any) -> Any:
 
 
 def _configured(experiment: Experiment, key: str) -> Any:
-    """Return the value of an option; None if there is none."""
     value: Any = experiment
     for part in key_parts(key):
         value = getattr(value, part, None)

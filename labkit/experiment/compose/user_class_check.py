@@ -63,7 +63,6 @@ def check_workload_class(experiment: Experiment) -> None:
 
 
 def _require_imported(named: Mapping[str, str], errors: Mapping[str, str | None]) -> None:
-    """Raise ``ConfigError`` for the first class that was not imported, with its place."""
     for path, where in named.items():
         error = errors.get(path, ENDED)
         require(error is None, f"{where}: {error}")

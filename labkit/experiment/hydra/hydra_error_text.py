@@ -208,20 +208,17 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _range(key: str) -> str:
-    """Return a colon and the option's allowed values (``: 1 to 1024``); empty if unknown."""
     entry = option_index.find_option(key)
     allowed = entry.option.allowed if entry is not None else ""
     return f": {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
-    """Return the names of a group's options in parentheses; empty if ``key`` is not a group."""
     names = option_index.child_names(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 
 
 def _key(text: str, value: str, overrides: Sequence[str]) -> str:
-    """Return the key of the wrong value, as the override spells it."""
     full = re.search(r"full_key: (\S+)", text)
     if full:
         path = full.group(1)
@@ -257,7 +254,6 @@ YAML_CAUSES = {
 
 
 def _yaml(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain the error for a file that is not valid YAML."""
     match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
     if not match:
         return None

@@ -40,7 +40,6 @@ class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's source of files; the name must be that of Hydra's class."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Check a file and load it; raises :class:`labkit.config.ConfigError`."""
         path = Path(self.path, self._normalize_file_name(config_path))
         state = file_state(path) if path.is_file() else None
         loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, state))
@@ -175,7 +174,6 @@ class _Check:
     name: str
 
     def check(self, root: yaml.Node, package: str) -> None:
-        """Check a file's root node, whose keys are below ``package``."""
         sizes: dict[int, int] = {}
         expanded = self._size(root, sizes, set())
         require(

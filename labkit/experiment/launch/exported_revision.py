@@ -126,7 +126,6 @@ class ExportedRevision:
         return INSTALLED.isdisjoint(path.relative_to(self._checkout).parts)
 
     def _has_file_of(self, module: str) -> bool:
-        """Return whether the checkout has a module of this name in any folder."""
         path = module.replace(".", "/")
         ends = (".py", "/__init__.py", "/__main__.py")
         patterns = (f":(glob)**/{path}{end}" for end in ends)

@@ -118,7 +118,6 @@ class ProcessLauncher:
         return [{marker: arm} for marker, arm in new.items()]
 
     def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: ReadyCell) -> None:
-        """Prepare arms in one process, and write their markers if that succeeds."""
         names = [arm.name for arm in arms_by_marker.values()]
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
         self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
@@ -254,8 +253,6 @@ class ProcessLauncher:
     def _ticker(
         self, runs: Sequence[Run], statuses: Sequence[SharedStatus], observer: MachineObserver
     ) -> Callable[[int], None]:
-        """Return a function that observes the machine and shows what the workers do."""
-
         def tick(pid: int) -> None:
             observer.sample(pid)
             self.progress.working(_work_text(runs, statuses))

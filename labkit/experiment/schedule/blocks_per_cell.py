@@ -104,7 +104,6 @@ class CellAllocator:
         return _contents(cell, allocation, pilot, left_s)
 
     def _units_piloted(self, cell: ReadyCell) -> dict[str, Any]:
-        """Run the pilot block, and return the contents of the allocation's file."""
         prepare_arms(cell, self.launcher)
         start, limits = time.monotonic(), UnitLimits.of(cell)
         self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
@@ -151,7 +150,6 @@ class CellAllocator:
         return pilot, limits.fixed(limits.total), all_records
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
-        """Time the first block, and return the contents of the allocation's file."""
         prepare_arms(cell, self.launcher)
         records = self.run_first_block(cell)
         blocks = cell.design.blocks

@@ -76,7 +76,6 @@ def _exists(cell: ReadyCell) -> bool:
 
 
 def _old_design(cell: ReadyCell) -> Mapping[str, Any]:
-    """Return the design in the cell's manifest, or an empty mapping if there is no manifest."""
     design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
     return design
 

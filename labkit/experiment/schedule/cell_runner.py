@@ -212,7 +212,6 @@ class _BlockRunner:
             self.progress.end()
 
     def run_pilot_block(self, cell: ReadyCell, runs: Block) -> list[Record]:
-        """Run a block whose records are not kept."""
         write_arms(cell)
         _move_unpublished_files(cell)
         records = list[Record]()
@@ -322,8 +321,6 @@ def _scheduled_blocks(cell: ReadyCell) -> list[Block]:
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records so far."""
-
     records: list[Record]
     run_reason: str | None  # why the block must run (again); None if it is finished
 
@@ -408,7 +405,6 @@ def _another_host(cell: ReadyCell, records: Sequence[Record]) -> str | None:
 
 @contextmanager
 def _disk_errors_as_one_line(cell: ReadyCell) -> Iterator[None]:
-    """Convert file-system errors in the body to a :class:`StudyError` with a one-line message."""
     try:
         yield
     except CacheError as error:

@@ -54,7 +54,6 @@ class PilotNoise:
     separate_s: float  # wall seconds of a process with one arm
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         deviations = (self.interleaved_sd, self.separate_sd)
         seconds = (self.interleaved_s, self.separate_s)
         if not all(map(math.isfinite, (*deviations, *seconds))):

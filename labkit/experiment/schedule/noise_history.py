@@ -68,7 +68,6 @@ class StudyHistory:
 
     @cached_property
     def _cells(self) -> Sequence[MeasuredCell]:
-        """The cells of this kind of machine."""
         cells, this_machine = [], fingerprint.take()
         patterns = ["*/" * depth + "cell.json" for depth in range(1, 5)]
         files = {path for root in self._roots for one in patterns for path in root.glob(one)}

@@ -225,7 +225,6 @@ def _fewest_s(cell: ReadyCell, costs: Mapping[str, Estimate]) -> float:
 
 
 def _modelled_s(cell: ReadyCell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
-    """Return the seconds of runs by the workload's own estimate of each."""
     seconds = sum(costs[run.arm].seconds for run in runs)
     if cell.design.isolation is not Isolation.in_process:
         return seconds
@@ -276,7 +275,6 @@ def print_plan(
 
 
 def _written_line(written: Sequence[Path]) -> str:
-    """Return the plan's last line, on the files that planning has written to the cache."""
     if not written:
         return "plan=true: nothing was run, nothing was written"
     sizes = (f"{path} ({cache_dir.entry_bytes(path) / 1e6:.1f} MB)" for path in written)
@@ -287,7 +285,6 @@ def _written_line(written: Sequence[Path]) -> str:
 
 
 def _question_lines(cell: ReadyCell) -> Iterator[str]:
-    """Yield the question, the metrics with the margin, and a line for each arm."""
     if cell.question:
         yield cell.question
     metrics = "; ".join(map(_metric_text, cell.metrics)) or "what the records name as primary"
@@ -333,7 +330,6 @@ def _schedule_table(cell: ReadyCell) -> Table:
 
 
 def _plan_lines(plan: CellPlan) -> Iterator[str]:
-    """Yield a cell's estimates, warnings and forecasts, one line each."""
     design = plan.cell.design
     process = MEMORY_UNITS[design.isolation]
     missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"

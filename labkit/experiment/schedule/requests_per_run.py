@@ -66,11 +66,9 @@ class UnitLimits:
 
     @property
     def in_pilot(self) -> int:
-        """The number that the pilot serves."""
         return min(self.total, max(MIN_UNITS, self.together))
 
     def fixed(self, count: int) -> UnitLimits:
-        """Return the limits of runs that all have ``count``."""
         return replace(self, least=count, total=count)
 
 

@@ -55,7 +55,6 @@ class RoundPlanner:
     _spent_s: float = 0.0
 
     def add_finished(self, records: Sequence[Record]) -> None:
-        """Add the records of finished blocks, in the order of the blocks."""
         for _, block in groupby(records, key=lambda record: record.block):
             self._add_block(list(block))
 
@@ -123,7 +122,6 @@ class RoundPlanner:
         return [case for case in left if case not in self.estimates] or left or cases
 
     def _add_block(self, records: Sequence[Record]) -> None:
-        """Add the rounds of a finished block."""
         self._blocks += 1
         states: dict[str, dict[str | None, list[CaseRecord]]] = {}
         for record in records:

@@ -91,7 +91,6 @@ class CellPilot:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellPilot:
-        """Return the pilot that a worker wrote."""
         return cls(float(data["start_s"]), tuple(CasePilot(**case) for case in data["cases"]))
 
 
@@ -289,17 +288,14 @@ class _Need:
         return cls(case, left, looks, errors.rounds_needed(case.sd, left, done), most, done)
 
     def seconds(self, rounds: int) -> float:
-        """Return the seconds of so many rounds in each block to come."""
         return self.left * (self.case.warm_up_s + rounds * self.case.round_s)
 
     @property
     def estimate_s(self) -> float:
-        """The seconds of an estimate."""
         return self.looks * (self.case.warm_up_s + MIN_ROUNDS * self.case.round_s)
 
     @property
     def extra_s(self) -> float:
-        """The seconds that deciding the case takes besides those of an estimate."""
         return self.seconds(self.rounds) - self.estimate_s
 
     def affordable(self, extra_s: float) -> int:

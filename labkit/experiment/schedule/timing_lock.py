@@ -37,12 +37,10 @@ class Ticket:
 
     @property
     def number(self) -> int:
-        """The place in the order of arrival."""
         return int(self.path.stem.rpartition("-")[2])
 
     @property
     def is_live(self) -> bool:
-        """Whether the process that took the ticket is alive."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -177,7 +175,6 @@ def _folder() -> Path:
 
 
 def _queue_text(others: int) -> str:
-    """Return a phrase on the ``others`` processes that also come first; empty if there are none."""
     if not others:
         return ""
     return f"; {others} more {'comes' if others == 1 else 'come'} first"

@@ -54,7 +54,6 @@ class StageTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the timer for the ``with`` block."""
         start = time.monotonic_ns()
         try:
             yield
@@ -83,11 +82,9 @@ class RunDraft:
         self.record = replace(self.record, **fields)
 
     def note(self, **notes: Any) -> None:
-        """Add to the record's notes."""
         self.set(notes={**self.record.notes, **notes})
 
     def count_compilation(self) -> None:
-        """Count a compilation in the current stage."""
         self.compiles[self.timer.stage] = self.compiles.get(self.timer.stage, 0) + 1
 
     def fail(self, failure: RunFailure) -> None:

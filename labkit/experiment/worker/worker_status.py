@@ -73,11 +73,9 @@ class SharedStatus:
         self._memory = mmap.mmap(self.fd, SIZE)
 
     def __enter__(self) -> SharedStatus:
-        """Return the status itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the memory."""
         self._memory.close()
         os.close(self.fd)
 
