@@ -30,10 +30,7 @@ class EnvironmentText(str):
 
     @classmethod
     def of(cls, expression: str) -> EnvironmentText:
-        """Return the text of an expression.
-
-        Raises ``ConfigError`` if a variable is not set in the environment.
-        """
+        """Return the text of an expression; raise ``ConfigError`` if a variable is not set."""
         text = cls(EXPRESSION.sub(_value, expression))
         text.expression = expression
         return text

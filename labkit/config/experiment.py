@@ -352,9 +352,7 @@ class Experiment(Group):
     def primary_metrics(self) -> tuple[str, ...]:
         """The metrics that the answer is about, the most important first.
 
-        These are the metrics of ``ablation.metric`` or, if it is null, the workload's primary
-        metrics. The tuple is empty for a workload class of the user's own, because only its records
-        say which metric is primary.
+        It is empty for a workload class of the user's own, because only its records say it.
         """
         return self.ablation.metrics or self.workload.primary_metrics
 

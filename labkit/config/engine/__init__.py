@@ -283,7 +283,6 @@ class Engine(Group, place="engine"):
         return min(rows, self.scheduler.max_num_batched_tokens)
 
     def _check_preset(self, layout: KVLayout) -> None:
-        """Check that a preset's options match its name and are supported by its KV layout."""
         require(
             self.kv.layout is layout,
             f"engine.kv.layout={self.kv.layout.value}: engine.name={self.name} has "
@@ -307,16 +306,12 @@ class Engine(Group, place="engine"):
             f"engine.kv.block_size={size}: the kernels of engine.attention.device={device.value} "
             f"read blocks of up to {GPU_BLOCK_SIZE} tokens; set {GPU_BLOCK_SIZE} or less",
         )
-        static = self.scheduler.admission is Admission.static
+        admission, other = self.scheduler.admission, {"naive": "padded", "padded": "naive"}
+        runs = Admission.static if self.name == "naive" else Admission.continuous
         require(
-            static or self.name != "naive",
-            "engine.scheduler.admission=continuous: engine.name=naive runs static batches; set "
-            "engine=padded",
-        )
-        require(
-            not static or self.name != "padded",
-            "engine.scheduler.admission=static: engine.name=padded runs continuous batches; set "
-            "engine=naive",
+            admission is runs or self.name not in other,
+            f"engine.scheduler.admission={admission.value}: engine.name={self.name} runs "
+            f"{runs.value} batches; set engine={other.get(self.name)}",
         )
         require(
             layout is not KVLayout.padded or self.scheduler.composition is Composition.split,
@@ -327,7 +322,6 @@ class Engine(Group, place="engine"):
             self._check_blockless(layout)
 
     def _check_window_pools(self) -> None:
-        """Refuse what needs blocks that ``engine.kv.window_pools`` has freed."""
         where = "engine.kv.window_pools=true"
         require(
             self.prefix_cache is PrefixCache.none,
@@ -341,7 +335,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_forward(self) -> None:
-        """Refuse what needs the rows of all requests in one forward."""
         where = "engine.forward=per_request"
         require(
             self.name not in PRESET_LAYOUTS or self.kv.layout is not KVLayout.padded,
@@ -360,7 +353,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_dtype(self) -> None:
-        """Refuse half precision if the model runs on NumPy."""
         attention = self.attention
         on_numpy = attention.device is Device.cpu and attention.backend in ("fused", "reference")
         require(
@@ -371,7 +363,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_activations(self) -> None:
-        """Refuse int8 activations if labkit's own kernels do not multiply quantised weights."""
         where, device = "engine.activations=int8", self.attention.device
         require(
             self.weights is Weights.model,
@@ -390,7 +381,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_kv_dtype(self) -> None:
-        """Refuse a KV cache in less than float32 if the attention backend cannot read it."""
         where, attention = f"engine.kv.dtype={self.kv.dtype.value}", self.attention
         if self.kv.dtype is KVDType.float32:
             return
@@ -408,7 +398,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_blockless(self, layout: KVLayout) -> None:
-        """Refuse options that need KV blocks, which ``layout`` does not have."""
         for group, name, reason in (
             (self, "prefix_cache", "has no KV blocks to share"),
             (self, "decode_shape", "has no null block for padding rows"),
