@@ -78,9 +78,9 @@ def _load(provider: str, folder: str, name: str, state: FileState | None) -> byt
 def check_file(path: Path, group: str) -> None:
     """Check a file of a config group.
 
-    Raises ``ConfigError`` if it cannot be read, holds no options, or has an alias that contains
-    itself or expands to too much, a key twice, or a text that YAML or OmegaConf would alter. The
-    message is one line with the file and, where there is one, the line.
+    Raises ``ConfigError``, which names the line, if it cannot be read, holds no options, or has an
+    alias that contains itself or expands to too much, a key twice, or a text that YAML or OmegaConf
+    would alter.
     """
     try:
         text = path.read_text("utf-8-sig")
