@@ -49,13 +49,11 @@ from labkit.machine.processes.same_core_pinning import ThreadPlacement
 from labkit.machine.worker_environment import TAKES_TURNS
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
-# The seconds of a slice: as long as in one process. With chat on model=tiny (two cores, 24 or 64
-# requests), the paired differences of two arms varied from set to set by 2.2 % (root mean square,
-# four studies of six sets). With slices of 0.1 s they varied by 3.3 %.
+# Seconds of a slice, as in one process. The paired differences of two arms (chat, model=tiny, two
+# cores, four studies of six sets) varied by 2.2 % (root mean square), with 0.1 s by 3.3 %.
 SLICE_S = 0.03
-# The seconds of a slice if an arm is a server, a compromise. The first steps of a slice are slower:
-# with slices of 0.03, 0.05 and 0.1 s, a server of labkit had 4,000, 4,500 and 4,800 tok/s (a study
-# of five sets each). With longer slices, copies seem to vary more (docs/sensitivity.md).
+# If an arm is a server: its first steps are slower (4,000, 4,500 and 4,800 tok/s with 0.03, 0.05
+# and 0.1 s), and with longer slices, copies seem to vary more (docs/sensitivity.md).
 LONG_SLICE_S = 0.05
 TURNS_PER_PLACEMENT = 5
 
@@ -254,7 +252,6 @@ class LiveSet:
         """Call ``on_tick``, and close workers that something has killed while they had no turn.
 
         A server that such a worker has started would otherwise stay stopped until the next turn.
-        A stage that takes more than a second does not delay ctrl-Z.
         """
         self.signals.suspend_if_due()
         self.on_tick()
@@ -277,10 +274,7 @@ class LiveSet:
         return worker.answer(self._ticker) if worker.alive else ("ended", None)
 
     def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
-        """Run the stage that the workers are ready for, and return their next answers by arm.
-
-        Raises ``ProtocolError`` if the workers are ready for different stages.
-        """
+        """Run the stage that the workers are ready for, and return their next answers by arm."""
         values = {arm: value for arm, (_, value) in answers.items()}
         verbs = {verb for verb, _ in answers.values()}
         if verbs == {"parts"}:

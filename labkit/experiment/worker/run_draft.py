@@ -128,8 +128,7 @@ def _broken_claims(
         if name not in finite:
             yield RunFailure("invalid_output", f"counter {name} is {float(value)}")
     for case in measurement.cases if arm.all_served else ():
-        unserved = case.notes.get("traffic", {}).get("unserved")
-        if unserved:
+        if unserved := case.notes.get("traffic", {}).get("unserved"):
             request = unserved[0]
             yield RunFailure(
                 "invalid_output",

@@ -12,7 +12,7 @@ record per arm. An arm alone in its process runs the same code.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -32,9 +32,6 @@ from labkit.records import Arm, Record
 from labkit.workload.workload_protocols import MachineKernels, PilotedArms, TurnContext
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from labkit.workload.measurement import Measurement
 
 
@@ -183,16 +180,6 @@ class WorkerProcess:
     @property
     def _experiments(self) -> list[Experiment]:
         return [run.experiment for run in self.runs]
-
-    @property
-    def output_values(self) -> dict[str, NDArray[np.float32]]:
-        """The array outputs of all arms, by digest."""
-        return {k: values for run in self.runs for k, values in run.draft.output_values.items()}
-
-    @property
-    def step_traces(self) -> list[Mapping[str, Any] | None]:
-        """The traced steps of each arm's run, in the order of the arms; None if it traced none."""
-        return [run.draft.step_trace for run in self.runs]
 
     def _start_probe(self) -> Any:
         probe, pool = worker_stages.start_probe(self.shared.count_compilation)
