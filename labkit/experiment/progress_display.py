@@ -8,7 +8,6 @@ measured, so that nobody stops a study early because of one.
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -261,7 +260,6 @@ class LiveProgress(Progress):
         self._live.stop()
 
 
-def create_progress(stream: TextIO | None = None) -> Progress:
-    """Return a live line for a terminal, plain lines for another stream (default: stderr)."""
-    stream = sys.stderr if stream is None else stream
+def create_progress(stream: TextIO) -> Progress:
+    """Return a live line for a terminal, plain lines for another stream."""
     return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)

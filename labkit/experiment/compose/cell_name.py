@@ -49,10 +49,7 @@ def _names(named: Sequence[str]) -> list[str]:
 
 
 def _in_words(named: Sequence[str]) -> str:
-    """Return an earlier name, in which a word stands for an arm or claim of the command line.
-
-    It ends in a hash of all overrides, such as ``ablation=seq_map+numpy-1f2e3d4c``.
-    """
+    """Return an earlier name, with words for arms: ``ablation=seq_map+numpy-1f2e3d4c``."""
     arms = sorted(override_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
     words = "".join(f"+{arm}" for arm in arms)
@@ -83,10 +80,7 @@ def _begun_with(path: Path) -> list[str] | None:
 
 
 def _as_begun(overrides: list[str]) -> list[str]:
-    """Return the overrides without an experiment's model if the study's folder has that cell.
-
-    The cell's arms must run this model: without the override it may have been another one.
-    """
+    """Return the overrides without an experiment's model if a cell of that name has run it."""
     models = [o.partition("=")[2] for o in overrides if override_key(o) == "model"]
     if len(models) != 1 or "experiment" not in map(override_key, overrides):
         return overrides

@@ -102,10 +102,7 @@ def has_arms(folder: StudyPath, arms: Sequence[Arm]) -> bool:
 
 
 def _has(options: Any, old: Any) -> bool:
-    """Return whether options have all values of old ones.
-
-    A record lacks the options that nothing read, and those that came after it.
-    """
+    """Return whether options have all values of old ones, which lack some of today's."""
     if not isinstance(options, dict) or not isinstance(old, dict):
         return bool(options == old)
     return all(key in options and _has(options[key], value) for key, value in old.items())

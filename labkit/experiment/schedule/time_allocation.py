@@ -222,9 +222,9 @@ def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, in
 
 
 def _level(needs: Sequence[_Need], rounds: dict[str, int], budget_s: float, turns: int) -> None:
-    """Spend the budget on the cases with rounds that take least time, up to a common time.
+    """Spend the budget on the cases whose rounds take least time, up to a common time.
 
-    Their rounds cost next to nothing, and a disturbance lasts longer than a few short launches.
+    A disturbance lasts longer than a few short launches.
     """
     measured = [need for need in needs if need.case.case in rounds]
 
