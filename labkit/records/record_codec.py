@@ -192,11 +192,7 @@ def with_current_verdicts(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
-    """Return ``data[key]``.
-
-    Raises ``RecordError`` if the key is missing, or if the value neither has the type ``kind`` nor
-    equals ``default`` (if given).
-    """
+    """Return ``data[key]``, which must have the type ``kind`` or equal ``default`` (if given)."""
     if key not in data:  # faster than require(): a large study has millions of fields
         raise RecordError(f"{key} is missing")
     value = data[key]

@@ -265,11 +265,9 @@ class ArchivePath:
 
     @property
     def parent(self) -> ArchivePath:
-        """The folder that holds this path."""
         return ArchivePath(self.archive, self.file, self.parts[:-1])
 
     def with_name(self, name: str) -> ArchivePath:
-        """Return the path with another last name."""
         return self.parent / name
 
     def is_file(self) -> bool:
@@ -277,12 +275,10 @@ class ArchivePath:
         return path in names
 
     def is_dir(self) -> bool:
-        """Return whether the path is a folder."""
         is_cell = len(self.parts) == 1 and self._in_cell
         return not self.parts or is_cell or any(True for _ in self._children())
 
     def iterdir(self) -> Iterator[ArchivePath]:
-        """Yield the paths in this folder."""
         cells = () if self.parts else tuple(self.archive.cells)
         return (self / name for name in dict.fromkeys((*cells, *self._children())))
 
@@ -304,7 +300,6 @@ class ArchivePath:
         return self.archive.read(path)
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Return a file's content as text; raises as :meth:`read_bytes` does."""
         return self.read_bytes().decode(encoding)
 
     @property
@@ -312,10 +307,7 @@ class ArchivePath:
         return bool(self.parts) and self.parts[0] in self.archive.cells
 
     def _names(self) -> tuple[Collection[str], str]:
-        """Return the paths of files, and this path relative to the same root.
-
-        The root is the cell's folder if the path is in a cell, else the study's folder.
-        """
+        """Return all paths of files, and this path, both within its cell or else the study."""
         if self._in_cell:
             return self.archive.cell(self.parts[0]), "/".join(self.parts[1:])
         return self.archive.files, "/".join(self.parts)

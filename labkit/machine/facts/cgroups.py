@@ -6,6 +6,7 @@ cgroup v2 or of a v1 controller.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -92,11 +93,9 @@ def folder_cpu_quota(folder: Path) -> float | None:
 
 def _read_number(folder: Path, names: tuple[str, ...]) -> int | None:
     for name in names:
-        try:
+        with suppress(OSError):
             text = (folder / name).read_text().strip()
-        except OSError:
-            continue
-        return None if text == "max" else int(text)
+            return None if text == "max" else int(text)
     return None
 
 

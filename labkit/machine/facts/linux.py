@@ -101,7 +101,6 @@ def cpu_model() -> str:
 
 
 def _accelerator() -> str | None:
-    """Return the names of the NVIDIA devices that the driver lists, or None if it lists none."""
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [
         line.split(":", 1)[1].strip()
@@ -113,17 +112,12 @@ def _accelerator() -> str | None:
 
 
 def _settings() -> dict[str, str]:
-    """Return the kernel settings that affect timings, as text.
-
-    From a file that lists the choices like ``a [b] c``, only the active choice ``b`` is returned.
-    """
+    """Return the kernel settings that affect timings; of choices like ``a [b] c``, the active b."""
     values = {}
     for name, path in SETTING_FILES.items():
-        try:
+        with suppress(OSError):
             text = path.read_text().strip()
-        except OSError:
-            continue
-        values[name] = text.split("[")[1].split("]")[0] if "[" in text else text
+            values[name] = text.split("[")[1].split("]")[0] if "[" in text else text
     return values
 
 
@@ -151,12 +145,10 @@ def _pressure() -> dict[str, dict[str, float]] | None:
     """
     stalls = {}
     for name in ("cpu", "memory", "io"):
-        try:
+        with suppress(OSError):
             line = _read_text(f"/proc/pressure/{name}").splitlines()[0]
-        except OSError:
-            continue
-        fields = dict(word.split("=") for word in line.split()[1:])
-        stalls[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
+            fields = dict(word.split("=") for word in line.split()[1:])
+            stalls[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
     return stalls or None
 
 
@@ -168,8 +160,7 @@ def _cpu_ticks() -> dict[str, int]:
 
 def _mhz() -> float | None:
     """Return the cores' mean clock in MHz, or None where it is not reported."""
-    paths = list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
-    if paths:
+    if paths := list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")):
         return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
     lines = _read_text("/proc/cpuinfo").splitlines()
     values = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
@@ -198,6 +189,8 @@ def memory() -> tuple[int, int]:
 
 def process_memory(pid: int | None = None) -> dict[str, int]:
     """Return the resident and swapped bytes of a process (None: this one) and its descendants.
+
+    A page that several of them share counts for each.
 
     Raises ``OSError`` if the process has ended, or is a zombie, which has no memory.
     """

@@ -41,10 +41,7 @@ class MachineObserver:
         self._samples.append(sample | collect({"foreign_cores": lambda: self._foreign_cores(pid)}))
 
     def _foreign_cores(self, pid: int) -> float | None:
-        """Return the mean number of cores that other processes kept busy since the last sample.
-
-        The worker, its descendants and this process do not count. Returns None if unknown.
-        """
+        """Return the mean number of cores that others kept busy since the last sample."""
         last, self._last_times = self._last_times, self._cpu_times(pid)
         if last is None or self._last_times is None:
             return None

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from labkit.machine.facts.best_effort import collect
@@ -45,7 +46,7 @@ def facts() -> dict[str, Any]:
             "os_build": lambda: _sysctl_text("kern.osversion"),
             "model": lambda: _sysctl_text("hw.model"),
             "settings": lambda: collect(
-                {name: _sysctl_reader(key) for name, key in SETTING_SYSCTLS.items()}
+                {name: partial(_sysctl_number, key) for name, key in SETTING_SYSCTLS.items()}
             ),
         }
     )
@@ -60,7 +61,7 @@ def state() -> dict[str, Any]:
             ),
             "loadavg": lambda: list(os.getloadavg()),
             "swap": _swap,
-            "compressed_bytes": _sysctl_reader("vm.compressor_bytes_used"),
+            "compressed_bytes": partial(_sysctl_number, "vm.compressor_bytes_used"),
             "pressure": lambda: {
                 "memory": {"level": _sysctl_number("kern.memorystatus_vm_pressure_level")}
             },
@@ -91,10 +92,6 @@ def sysctl(name: str) -> int | None:
         return _sysctl_number(name)
     except OSError:
         return None
-
-
-def _sysctl_reader(key: str) -> Callable[[], int]:
-    return lambda: _sysctl_number(key)
 
 
 def _sysctl(name: str) -> bytes:
@@ -149,10 +146,7 @@ class WiredSettings:
 
 
 def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
-    """Read the wired limit and the state of the wired collector.
-
-    ``read`` is a parameter so that tests on other systems can replace ``sysctl``.
-    """
+    """Read the wired limit and the state of the wired collector."""
     disabled, dynamic = read("iogpu.disable_wired_collector"), read("iogpu.dynamic_lwm")
     return WiredSettings(
         limit_mb=read("iogpu.wired_limit_mb"),

@@ -40,7 +40,7 @@ class SupervisorError(RuntimeError):
     """The server's command cannot be run. The message is one line."""
 
 
-class SupervisedServer:
+class SupervisedServer(contextlib.AbstractContextManager["SupervisedServer"]):
     """A running server, which is killed when this process ends.
 
     ``pid``: the server's process id. ``command``: the server's program and arguments. The server
@@ -99,9 +99,6 @@ class SupervisedServer:
         self._exit_description = (
             json.loads(report)["ended"] if report else "the supervisor was killed"
         )
-
-    def __enter__(self) -> SupervisedServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -169,10 +166,7 @@ def _child_wakeup_fd() -> int:
 
 
 def _forward_log(server: subprocess.Popen[bytes], child_ended: int, log: _ServerLog) -> bool:
-    """Forward the log until the server ends or standard input, the owner's pipe, is readable.
-
-    Returns True if the owner has requested a stop, False if the server or the owner has ended.
-    """
+    """Forward the log until the server or its owner ends, or the owner requests a stop: True."""
     assert server.stdout is not None
     owner, output = sys.stdin.fileno(), server.stdout.fileno()
     watched = [owner, child_ended, output]
@@ -201,10 +195,7 @@ def _terminate(server: subprocess.Popen[bytes], log: _ServerLog) -> None:
 
 
 def _descendants() -> Iterator[int]:
-    """Yield the ids of this process's live descendants, repeatedly until none is left.
-
-    The caller kills each of them. The search is repeated at most ``MAX_KILL_ROUNDS`` times.
-    """
+    """Yield the ids of this process's live descendants, to be killed, until none is left."""
     for _ in range(MAX_KILL_ROUNDS):
         children = psutil.Process().children(recursive=True)
         alive = [child for child in children if _is_alive(child.pid)]
