@@ -89,10 +89,7 @@ def _check(path: str, overrides: Sequence[str]) -> int:
 
 
 def _failure(check: Check, path: str) -> tuple[str, str] | None:
-    """Run a check and return None if it passes, else the reason and a traceback.
-
-    The traceback is empty if the class raised nothing but did not do what the contract requires.
-    """
+    """Return None if a check passes, else the reason and a traceback, if the class raised one."""
     from labkit.conformance import ContractError
 
     try:
@@ -109,10 +106,7 @@ def _failure(check: Check, path: str) -> tuple[str, str] | None:
 
 
 def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
-    """Return the part of the traceback that begins in the class's own package.
-
-    If no frame is in that package, return the whole traceback.
-    """
+    """Return the traceback from the first frame in the class's own package on, else all of it."""
     step = error.__traceback__
     while step is not None:
         if is_own_frame(step.tb_frame, path):

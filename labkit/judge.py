@@ -59,19 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.analysis.findings.regression_gate import (
-        check_summary,
-        markdown,
-        publish_summary,
-        row_results,
-        total,
-    )
+    from labkit.analysis.findings import regression_gate
     from labkit.analysis.pages import report_files
     from labkit.analysis.pages.terminal_report import print_cell
     from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.cli import run_study
 
-    check_summary(options.summary)
+    regression_gate.check_summary(options.summary)
     runs = _runs(options.files, options.against)
     study = ImportedStudy.of(runs)
     title = " and ".join(study.arms[1:]) + f" against {study.arms[0]}"
@@ -91,10 +85,13 @@ def _run(options: argparse.Namespace) -> int:
         first, more = study.unjudged[:MAX_NAMED], len(study.unjudged) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         print_notes("labkit.judge", [f"not judged: {', '.join(first)}{rest}"])
-    results = {arm: list(row_results(arm, analysis.cell, arm)) for arm in study.arms[1:]}
+    results = {
+        arm: list(regression_gate.row_results(arm, analysis.cell, arm)) for arm in study.arms[1:]
+    }
     caveats = "\n\n".join(study.caveats)
-    publish_summary(f"{markdown(title, results, options.margin)}\n{caveats}\n", options.summary)
-    return 1 if analysis.cell.failures else total(results).value
+    text = regression_gate.markdown(title, results, options.margin)
+    regression_gate.publish_summary(f"{text}\n{caveats}\n", options.summary)
+    return 1 if analysis.cell.failures else regression_gate.total(results).value
 
 
 @contextmanager
@@ -129,8 +126,7 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
                 f"{found[0].file}: it has several arms ({', '.join(names)}): leave out --against, "
                 "or give each its own file"
             )
-        both = {run.file for run in runs} & {run.file for run in found}
-        if both:
+        if both := {run.file for run in runs} & {run.file for run in found}:
             raise ResultFileError(f"{min(both)}: it is named on both sides of --against")
         runs += [replace(run, arm=arm) for run in found]
     return runs

@@ -20,15 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.findings.regression_gate import (
-    Outcome,
-    RowResult,
-    check_summary,
-    markdown,
-    publish_summary,
-    row_results,
-    total,
-)
+from labkit.analysis.findings import regression_gate
+from labkit.analysis.findings.regression_gate import Outcome, RowResult
 from labkit.cli.program_base import Program
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
@@ -87,19 +80,15 @@ def subjects(
                     BASE: {**overrides, "environment": {**own, **base}},
                     HEAD: {**overrides, "environment": {**own, **head}},
                 }
-                found.append(
-                    Subject(
-                        f"{name} ({arm})" if len(arms) > 1 else name,
-                        (
-                            f"{group}={name}",
-                            *(f"~ablation.arms.{other}" for other in arms),
-                            *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
-                            f"ablation.baseline={BASE}",
-                            *_without_claims(ablation),
-                            "ablation.published=null",
-                        ),
-                    )
+                words = (
+                    f"{group}={name}",
+                    *(f"~ablation.arms.{other}" for other in arms),
+                    *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
+                    f"ablation.baseline={BASE}",
+                    *_without_claims(ablation),
+                    "ablation.published=null",
                 )
+                found.append(Subject(f"{name} ({arm})" if len(arms) > 1 else name, words))
     return found
 
 
@@ -116,10 +105,7 @@ def _environment(where: str, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_claims(ablation: Ablation) -> list[str]:
-    """Return the overrides that drop an ablation's claim about outputs, and what needs it.
-
-    Claims about arms of the ablation that are called as the two of a study are dropped, too.
-    """
+    """Return the overrides that drop claims about outputs, and about arms called base or head."""
     limits = (f"ablation.claims.quality.{name}=null" for name in ablation.claims.quality.limits())
     dropped = ["ablation.claims.identity=none", *limits]
     dropped += [
@@ -148,7 +134,8 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowRes
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in cell_dirs(out) if "plan=true" not in overrides else ():
-        results += row_results(subject.name, Cell.from_json(read_cell(folder)), HEAD)
+        cell = Cell.from_json(read_cell(folder))
+        results += regression_gate.row_results(subject.name, cell, HEAD)
     return results
 
 
@@ -215,7 +202,7 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.cli import run_study, study_composer
     from labkit.experiment.launch.python_environment import PythonEnvironment
 
-    check_summary(options.summary)
+    regression_gate.check_summary(options.summary)
     given = [*options.words, *options.on]
     revisions = [word for word in options.words if "=" not in word]
     names = [word for word in options.on if "=" not in word]
@@ -242,10 +229,10 @@ def _run(options: argparse.Namespace) -> int:
             results.setdefault(subject.name, []).extend(rows)
     if "plan=true" in overrides:
         return 0
-    text = markdown(" against ".join(reversed(commits)), results, options.margin)
-    publish_summary(text, options.summary)
+    text = regression_gate.markdown(" against ".join(reversed(commits)), results, options.margin)
+    regression_gate.publish_summary(text, options.summary)
     print(text)
-    return total(results).value
+    return regression_gate.total(results).value
 
 
 if __name__ == "__main__":

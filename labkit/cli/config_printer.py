@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.cli.hydra_arguments import CONF, PRINT_FLAGS, Command
 from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
 from labkit.config import require
-from labkit.config.option_index import value_of
-
-if TYPE_CHECKING:
-    from labkit.config.option_index import OptionEntry
+from labkit.config.option_index import OptionEntry, value_of
 
 
 def print_config(command: Command) -> None:

@@ -113,10 +113,7 @@ def _with_home(override: str) -> str:
 
 
 def _take_topic(flag: str, words: list[str]) -> list[str]:
-    """Remove the flag's value from ``words``, and return it in a list (empty if there is none).
-
-    ``--cfg`` requires a value; after ``--info`` and ``--help`` it is optional.
-    """
+    """Take the value of a flag, which only ``--cfg`` requires, off ``words``."""
     allowed = PRINT_FLAGS[flag]
     if words and words[0] in allowed:
         return [words.pop(0)]
@@ -130,12 +127,8 @@ def _take_topic(flag: str, words: list[str]) -> list[str]:
 
 
 def _selection(override: str) -> str:
-    """Return the override, without the plus sign if it selects a nested group of ``conf/``.
-
-    Hydra requires a plus sign for groups outside the defaults list, and refuses it for the others.
-    labkit's defaults list has all nested groups (with the choice null), so ``+engine/kv=NAME``
-    must become ``engine/kv=NAME``.
-    """
+    """Return ``+engine/kv=NAME`` as ``engine/kv=NAME``; other overrides unchanged."""
+    # labkit's defaults list has all nested groups, and Hydra refuses the sign for a group in it.
     group = override[1:].partition("=")[0]
     nested = override.startswith("+") and "/" in group and "@" not in group
     return override[1:] if nested and (CONF / group).is_dir() else override
@@ -195,8 +188,7 @@ def _config_folder(folder: str, others: Sequence[str]) -> str:
         name = file.relative_to(folder)
         if (CONF / name).exists():
             raise ConfigError(f"{file}: labkit has {name} itself; choose another file name")
-        twice = next((other for other in others if (Path(other) / name).exists()), None)
-        if twice is not None:
+        if twice := next((other for other in others if (Path(other) / name).exists()), None):
             raise ConfigError(f"{file}: {twice} has {name} too; choose another file name")
     return folder
 

@@ -22,28 +22,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import records
 from labkit.cli.program_base import Program, print_error
 from labkit.config import ConfigError, require
 from labkit.machine.facts import code_revision
-from labkit.records import (
-    ARCHIVE_SUFFIX,
-    ArchivePath,
-    RecordError,
-    StudyPath,
-    check_digests,
-    open_study,
-    read_json,
-    record_paths,
-    regular_files,
-)
-from labkit.replicate.authors_question import (
-    TIME_S,
-    AuthorsCell,
-    ReaderOptions,
-    authors_cells,
-    cell_obstacles,
-    trusted_parts,
-)
+from labkit.records import ARCHIVE_SUFFIX, RecordError, StudyPath
+from labkit.replicate import authors_question
+from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -167,11 +152,11 @@ def _ready(
     if options.trust:
         study = _with_inputs(study, bool(given.values.get("plan")))
     else:
-        lines = [line for cell in study.cells for line in trusted_parts(cell)]
+        lines = [part for cell in study.cells for part in authors_question.trusted_parts(cell)]
     reader = given if lines else _reader(study, given, options.versions)
     study.changes(reader)  # refuses an option that is the question
     for cell in () if lines else study.cells:
-        lines += cell_obstacles(cell, reader)
+        lines += authors_question.cell_obstacles(cell, reader)
     return study, reader, list(dict.fromkeys(lines))
 
 
@@ -181,12 +166,12 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
 
     if not path.exists():
         raise RecordError(f"{path}: no such file or folder")
-    opened = open_study(path)
+    opened = records.open_study(path)
     folders = cell_dirs(opened)
     for folder in folders:
         if isinstance(folder, Path):  # an archive was checked when it was opened
-            check_digests(folder)
-    cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
+            records.check_digests(folder)
+    cells, analyses = authors_question.authors_cells(opened, folders), AnalysisCache().study(opened)
     study = AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
     _refuse_authors_runs(study)
     return study
@@ -195,7 +180,7 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
     """Unpack an archive's sources and texts, say so, and put the sources on the Python path."""
     path = study.path
-    files = path.archive.files if isinstance(path, ArchivePath) else dict(regular_files(path))
+    files = dict(records.regular_files(path)) if isinstance(path, Path) else path.archive.files
     names = [name for name in files if name.startswith(("sources/", "inputs/"))]
     if not names:
         return study
@@ -302,8 +287,8 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
 def _refuse_authors_runs(study: AuthorsStudy) -> None:
     """Refuse a folder with runs of the author's: they would replicate themselves."""
     theirs = {record.started for analysis in study.analyses for record in analysis.data.records}
-    for path in (p for cell in study.cells for p in record_paths(study.out / cell.name)):
-        own = read_json(path).get("started") not in theirs
+    for path in (p for cell in study.cells for p in records.record_paths(study.out / cell.name)):
+        own = records.read_json(path).get("started") not in theirs
         require(own, f"{study.out} holds the author's own runs; set another folder, out=NAME")
 
 

@@ -18,17 +18,9 @@ from labkit.config.engine.former_options import default_of, other_meanings, with
 from labkit.config.env_interpolation import EXPRESSION
 from labkit.config.option_index import did_you_mean, find_option, value_of
 from labkit.experiment.cell import with_units
+from labkit.experiment.compose import input_digests
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell, obstacles
-from labkit.experiment.compose.input_digests import (
-    FILES,
-    FOLDERS,
-    MODELS,
-    class_paths,
-    input_digests,
-    named_as_begun,
-    option_of,
-    text_name,
-)
+from labkit.experiment.compose.input_digests import FILES, FOLDERS, MODELS, option_of
 from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
@@ -58,7 +50,7 @@ class ReaderOptions:
     def parse(cls, words: Sequence[str]) -> ReaderOptions:
         """Return the options that the command's words ``key=value`` set.
 
-        Raises ``ConfigError``, with a message of one line, if a word is no option with one value.
+        Raises ``ConfigError`` if a word is no option with one value.
         """
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
@@ -137,7 +129,7 @@ class AuthorsCell:
             # earlier versions name a text by its file alone.
             folder = f"{key}/{arm.inputs.get(key)}/"
             below = (name for name in self.inputs if name.startswith(folder))
-            names = (text_name(arm, key, file), *below, f"{key}/{file}")
+            names = (input_digests.text_name(arm, key, file), *below, f"{key}/{file}")
             text = next((self.inputs[name] for name in names if name in self.inputs), None)
             if text is not None:
                 _set(config, key, text)
@@ -164,7 +156,8 @@ class AuthorsCell:
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
             yield from () if reader.revision else other_meanings(arm.config)
-            here = named_as_begun(arm, input_digests(self.config(arm, reader), arm.environment))
+            now = input_digests.input_digests(self.config(arm, reader), arm.environment)
+            here = input_digests.named_as_begun(arm, now)
             replaced = {*map(option_of, here), *reader.values}
             for name, digest in arm.inputs.items():
                 # A file that is missing although its option has other files here is another one.
@@ -289,7 +282,8 @@ def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
     """Yield what an author's arms would run or read here besides labkit itself, one line each."""
     for arm in cell.tested:
         server: Mapping[str, Any] = arm.config.get("engine", {}).get("server", {})
-        found = [f"the class {key}={path}" for key, path in class_paths(arm.config).items()]
+        classes = input_digests.class_paths(arm.config)
+        found = [f"the class {key}={path}" for key, path in classes.items()]
         found += [f"engine.server.{n}={v}" for n, v in server.items() if v and n not in SAFE]
         found += [f"environment.{name}={value}" for name, value in arm.environment.items()]
         variables = sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config)))))
