@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from git_command import git
 from planted_cells import planted_cell
 
 from labkit import regression
@@ -164,12 +165,9 @@ def test_the_summary_has_a_picture_in_characters():
 @pytest.fixture(scope="module")
 def two_commits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkout")
-    who = ["-c", "user.name=n", "-c", "user.email=e"]
-    for words in (
-        ["init", "-q", "-b", "main"],
-        *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2,
-    ):
-        subprocess.run(["git", "-C", folder, *who, *words], check=True)
+    git(folder, "init", "-q", "-b", "main")
+    for _ in range(2):
+        git(folder, "commit", "-q", "--allow-empty", "-m", "x")
     return folder
 
 
@@ -184,8 +182,10 @@ def studies(two_commits, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(two_commits, tmp_path / "checkout"))
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
-    monkeypatch.setattr(cell_composer, "imports_of", lambda *_: facts)
-    monkeypatch.setattr(cell_composer, "refusal_of", lambda environment, config: studies.refusal)
+    monkeypatch.setattr(cell_composer.python_environment, "imports_of", lambda *_: facts)
+    monkeypatch.setattr(
+        cell_composer.python_environment, "refusal_of", lambda environment, config: studies.refusal
+    )
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     monkeypatch.chdir(tmp_path)
     composed = []
@@ -355,16 +355,11 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
     folder = tmp_path / "checkout"
     words = {0: "good", 1: "bad", 125: "skip"}
 
-    def git(*words):
-        who = ["-c", "user.name=n", "-c", "user.email=e"]
-        command = ["git", "-C", folder, *who, *words]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
     for number in range(3, 9):
-        git("commit", "-q", "--allow-empty", "-m", f"{number}")
-    commits = git("rev-list", "--reverse", "HEAD").split()
+        git(folder, "commit", "-q", "--allow-empty", "-m", f"{number}")
+    commits = git(folder, "rev-list", "--reverse", "HEAD").split()
     slow, noisy = commits[5], commits[3]
-    git("bisect", "start", "HEAD", commits[0])
+    git(folder, "bisect", "start", "HEAD", commits[0])
     said, tested, resolved = "", [], []
     monkeypatch.setattr(
         regression,
@@ -375,12 +370,12 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
         regression, "_study", lambda *_: list(row_results("chat", studies.result, "head"))
     )
     while "is the first bad commit" not in said:
-        (now,) = git("rev-parse", "HEAD").split()
+        now = git(folder, "rev-parse", "HEAD")
         verdict = "worse" if commits.index(now) >= 5 else "equivalent"
         studies.result = cell("invalid" if now == noisy else verdict, -1.0, 1.0)
         code, _ = studies(commits[0], "--on", "chat")
         assert [one["revision"] for one in resolved.pop()] == [commits[0], now]
-        said = git("bisect", words[code])
+        said = git(folder, "bisect", words[code])
         tested.append((now, words[code]))
     assert f"{slow} is the first bad commit" in said
     assert len(tested) <= 5 and (noisy, "skip") in tested
