@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from labkit import config
-from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
+from labkit.engine import kernel_precompilation, speculation, user_classes
 from labkit.engine.engine_protocol import (
     Counters,
     EngineError,
@@ -18,7 +18,8 @@ from labkit.engine.engine_protocol import (
     InferenceEngine,
     TokenEvent,
 )
-from labkit.engine.kv_layout import KVCache, window_pools
+from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory
+from labkit.engine.kv_layout import window_pools
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.memory_budget.budget_decision import BudgetDecision
 from labkit.engine.memory_budget.pool_sizing import (
@@ -71,9 +72,8 @@ def create(
     if options.name == "mlx_lm":
         from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
-        loading = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
         return MlxLmEngine(
-            models.load_mlx_lm(model_dir, *loading),
+            models.load_mlx_lm(model_dir, compute_dtype.WeightLoading.of(options)),
             options.scheduler.max_num_seqs,
             options.scheduler.chunk,
         )
@@ -118,15 +118,14 @@ def _create_own(
             "engine.attention.resolver=identity: it handles decode only, and "
             "requests need a prefill; set another resolver"
         )
-    kv_layout.create_factory(options)  # raises now rather than after the model is loaded
+    KVCacheFactory(options)  # raises now rather than after the model is loaded
     machine = memory_capacity.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
     prepared = models.prepare(
         model_dir,
         options.kv.block_size,
         options.attention.device,
-        dtype=compute_dtype.cast_target(options),
-        matrix_storage=compute_dtype.matrix_storage(options),
+        loading=compute_dtype.WeightLoading.of(options),
         # Compile only for few shapes, because MLX keeps a graph for each.
         compiled=options.decode_shape is not config.DecodeShape.exact,
         activations=options.activations,
@@ -147,7 +146,7 @@ def _create_own(
             "has recurrent states, which it does not change, and no keys and values; set "
             "engine.kv.dtype=float32"
         )
-    factory = kv_layout.create_factory(options, expected.dtype, expected.states, windows)
+    factory = KVCacheFactory(options, expected.dtype, expected.states, windows)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value
     difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, *dtypes)

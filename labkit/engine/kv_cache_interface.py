@@ -7,6 +7,7 @@ step, for the model runner.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.memory_budget.required_kv_slots import blocks_for
+from labkit import config
+from labkit.config import Admission, KVLayout
+from labkit.engine.memory_budget.required_kv_slots import (
+    StepLimits,
+    blocks_for,
+    num_state_snapshots,
+)
 
 if TYPE_CHECKING:
-    from labkit import config
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.attention.kv_shape import KVShape, StateShape
     from labkit.engine.batch import Batch
@@ -258,30 +264,38 @@ class KVMemory(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class KVCache:
+class KVCache(NamedTuple):
     """The two parts of a KV layout: its manager and its memory."""
 
     manager: KVCacheManager
     memory: KVMemory
 
 
-@dataclass(frozen=True)
 class KVCacheFactory:
-    """Creates KV caches of one layout: for serving, for the self-test, for profiling.
+    """Creates KV caches of ``options``: for serving, for the self-test, for profiling.
 
-    ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
-    shape of a request's state for each layer that has a state. For serving there are ``num_slots``
-    slots for requests, and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout
-    for serving if windows have pools of their own (None: ``create_layout`` does).
+    ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
+    unless ``engine.kv.dtype`` is narrower. ``states`` has the shape of a request's state for each
+    layer that has one; it keeps its own dtype. ``windows`` has the sliding window of each layer
+    with keys and values (None: the layer has no window), for ``engine.kv.window_pools``. Raises
+    ``ValueError`` if the attention cannot be created. The message gives the reason.
     """
 
-    kv: config.KV
-    create_layout: Callable[[tuple[KVShape, ...], int], KVCache]
-    states: tuple[StateShape, ...] = ()
-    num_slots: int = 0
-    num_snapshots: int = 0
-    create_windowed: Callable[[tuple[KVShape, ...], int], KVCache] | None = None
+    def __init__(
+        self,
+        options: config.Engine,
+        computed: str = "float32",
+        states: tuple[StateShape, ...] = (),
+        windows: tuple[int | None, ...] = (),
+    ) -> None:
+        from labkit.engine import attention
+        from labkit.engine.model import compute_dtype
+
+        self._options, self._states, self._windows = options, states, windows
+        self._dtype = compute_dtype.kv_dtype(options, computed)
+        self._backend = functools.partial(attention.create_from_config, options.attention)
+        if options.kv.layout is KVLayout.paged:
+            self._backend()  # it raises now rather than after the model is loaded
 
     def create(
         self, shapes: tuple[KVShape, ...], num_blocks: int, num_slots: int | None = None
@@ -292,20 +306,49 @@ class KVCacheFactory:
         ``num_blocks`` blocks of ``kv.block_size`` tokens, in the paged layout with the null block,
         and ``num_slots`` state slots, without snapshots, in one pool (None: as for serving).
         """
-        create = self.create_layout
-        if num_slots is None and self.create_windowed is not None:
-            create = self.create_windowed
-        cache = create(shapes, num_blocks)
-        if not self.states:
+        options, snapshots = self._options, 0
+        if num_slots is None and options.kv.window_pools:
+            cache = self._create_windowed(shapes, num_blocks)
+        else:
+            cache = self._create_layout(shapes, num_blocks)
+        if not self._states:
             return cache
         from labkit.engine.kv_layout.kv_and_state_slots import add_states
 
-        if num_slots is not None:
-            return add_states(cache, self.states, num_slots, 0)
-        return add_states(cache, self.states, self.num_slots, self.num_snapshots)
+        if num_slots is None:
+            num_slots, snapshots = options.scheduler.max_num_seqs, num_state_snapshots(options)
+        return add_states(cache, self._states, num_slots, snapshots)
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""
         # Twice as many slots as requests, because the self-test also reserves slots for decoy
         # requests.
-        return self.create(shapes, blocks_for(self.kv, [tokens] * requests), 2 * requests)
+        num_blocks = blocks_for(self._options.kv, [tokens] * requests)
+        return self.create(shapes, num_blocks, 2 * requests)
+
+    def _create_layout(self, shapes: tuple[KVShape, ...], num_blocks: int) -> KVCache:
+        options, kv, dtype = self._options, self._options.kv, self._dtype
+        if kv.layout is KVLayout.contiguous:
+            from labkit.engine.kv_layout import contiguous
+
+            return contiguous.create(shapes, num_blocks * kv.block_size, dtype, kv)
+        if kv.layout is KVLayout.padded:
+            from labkit.engine.kv_layout import padded
+
+            static = options.scheduler.admission is Admission.static
+            return padded.create(shapes, num_blocks * kv.block_size, dtype, static=static)
+        from labkit.engine.kv_layout import paged
+
+        # The length of a reused prefix is a multiple of so many blocks.
+        chunk = options.scheduler.chunk if options.prefix_align.value != "block" else None
+        reuse_blocks = 1 if chunk is None else chunk // kv.block_size
+        prefixes = options.prefix_cache.value, options.prefix_eviction, reuse_blocks
+        return paged.create(self._backend(), shapes, num_blocks, kv, dtype, *prefixes)
+
+    def _create_windowed(self, shapes: tuple[KVShape, ...], num_blocks: int) -> KVCache:
+        from labkit.engine.kv_layout import window_pools
+
+        limits, kv = StepLimits.of(self._options), self._options.kv
+        return window_pools.create(
+            self._backend, shapes, self._windows, num_blocks, kv, self._dtype, limits
+        )

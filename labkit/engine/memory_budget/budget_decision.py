@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from labkit import config
 from labkit.config import count_text
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
+from labkit.engine.memory_budget.required_kv_slots import num_state_snapshots
 from labkit.machine.facts.memory_capacity import MemoryProfile
 
 Setting = tuple[str, int | float | str]  # an option's key and the value to set
@@ -32,7 +33,6 @@ class MemoryPart:
     bytes: int
 
     def __str__(self) -> str:
-        """Return for example ``weights 24.5 MiB``."""
         return f"{self.name} {format_bytes(self.bytes)}"
 
 
@@ -40,25 +40,22 @@ class MemoryPart:
 class PolicyInputs:
     """Everything that a budget policy may depend on.
 
-    ``block_size`` is in tokens. ``activations`` is the size of the largest step's activations
-    (bytes), estimated or measured. ``num_state_slots`` is the number of slots for recurrent states,
-    ``max_num_seqs`` the number of requests in the largest step, ``num_drafts`` the largest number
-    of draft tokens of each.
+    ``activations`` is the size of the largest step's activations (bytes), estimated or measured.
     """
 
-    budget: config.Budget
-    block_size: int
+    engine: config.Engine
     model: ModelFootprint
     machine: MemoryProfile
     activations: int
-    num_state_slots: int = 0
-    max_num_seqs: int = 0
-    num_drafts: int = 0
+
+    @property
+    def budget(self) -> config.Budget:
+        return self.engine.budget
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block over all layers, at least ``MIN_BLOCK_BYTES``."""
-        return max(MIN_BLOCK_BYTES, self.block_size * self.model.kv_bytes_per_token)
+        return max(MIN_BLOCK_BYTES, self.engine.kv.block_size * self.model.kv_bytes_per_token)
 
     @property
     def fraction(self) -> float:
@@ -76,8 +73,6 @@ class PolicyInputs:
     def fixed_parts(self) -> tuple[MemoryPart, ...]:
         """Return the memory that the policy counts besides the pool: weights, states, activations.
 
-        The weights of a draft model are a part of their own.
-
         Recurrent states need memory twice: for all slots, and for the batch of the running step,
         which has the states after each draft token, too.
         """
@@ -85,11 +80,12 @@ class PolicyInputs:
         if self.model.draft_bytes:
             parts.append(MemoryPart("weights of the draft model", self.model.draft_bytes))
         if self.model.state_bytes:
-            slots, batch = self.num_state_slots, self.max_num_seqs
+            batch, drafts = self.engine.scheduler.max_num_seqs, self.engine.num_lookahead_tokens
+            slots = batch + num_state_snapshots(self.engine)
             name = f"{slots} state slots and a batch of {batch}"
-            if self.num_drafts:
-                name += f" with {count_text(self.num_drafts, 'draft')} each"
-            num_states = slots + batch * (1 + self.num_drafts)
+            if drafts:
+                name += f" with {count_text(drafts, 'draft')} each"
+            num_states = slots + batch * (1 + drafts)
             parts.append(MemoryPart(name, num_states * self.model.state_bytes))
         if self.budget.policy not in WITHOUT_ACTIVATIONS:
             parts.append(MemoryPart("activations", self.activations))
@@ -106,7 +102,6 @@ class PolicyInputs:
         return (ceiling - self.fixed_bytes()) // self.block_bytes
 
     def pool_part(self, num_blocks: int) -> MemoryPart:
-        """Return a pool of ``num_blocks`` KV blocks as a memory part."""
         return MemoryPart(f"{num_blocks} KV blocks", num_blocks * self.block_bytes)
 
 
@@ -254,6 +249,4 @@ def format_bytes(count: int) -> str:
 
 def _format_setting(value: int | float | str) -> str:
     """Format an option's value for the command line, a float without an exponent."""
-    if isinstance(value, float):
-        return f"{value:.9f}".rstrip("0")
-    return str(value)
+    return f"{value:.9f}".rstrip("0") if isinstance(value, float) else str(value)

@@ -17,7 +17,7 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget import footprint, model_footprint, plan
 from labkit.engine.memory_budget.budget_decision import BudgetDecision, BudgetRefusal
 from labkit.engine.memory_budget.budget_policies import PROFILING_POLICIES
-from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import WeightLoading
 from labkit.engine.request import Request, RequestState
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -67,7 +67,7 @@ def size_pool(
     """
     # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
-    weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    weights = model_dir, WeightLoading.of(options)
     known = model_footprint.from_directory(*weights)
     model = replace(
         known or model_footprint.from_weights(*weights),

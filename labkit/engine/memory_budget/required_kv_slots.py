@@ -37,6 +37,14 @@ def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
     return -(-slots_for(kv, lengths) // kv.block_size) + null_block
 
 
+def num_state_snapshots(engine: config.Engine) -> int:
+    """Return the number of slots for snapshots of states, which prefix caching needs."""
+    if engine.prefix_cache is config.PrefixCache.none:
+        return 0
+    given = engine.kv.state_snapshots
+    return engine.scheduler.max_num_seqs if given is None else given
+
+
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """What may be in the window pools at once.

@@ -12,6 +12,7 @@ half-precision weights in their stored dtype (``engine.weights``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -40,6 +41,28 @@ class MatrixStorage(Enum):
     as_stored = "as_stored"
     cast = "cast"
     dequantized = "dequantized"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLoading:
+    """What loading does to a model's weights.
+
+    ``dtype``: the MLX dtype that floating-point weights are cast to (None: each keeps its own).
+    ``layers``: only so many first layers are loaded, the last norm and the output layer (None: all
+    layers).
+    """
+
+    dtype: str | None = "float32"
+    matrix_storage: MatrixStorage = MatrixStorage.cast
+    layers: int | None = None
+
+    @classmethod
+    def of(cls, options: config.Engine, layers: int | None = None) -> WeightLoading:
+        """Return the loading that an engine's options ask for."""
+        return cls(cast_target(options), matrix_storage(options), layers)
+
+
+FLOAT32 = WeightLoading()
 
 
 def cast_target(options: config.Engine) -> str | None:
@@ -71,15 +94,6 @@ def _on_gpu(options: config.Engine) -> bool:
     return gpu is not None and (on_mlx or attention.device.value == gpu)
 
 
-def compute_itemsize(options: config.Engine, stored: int) -> int:
-    """Return the bytes per element of activations.
-
-    ``stored`` is the bytes per element of the model's stored weights.
-    """
-    dtype = cast_target(options)
-    return stored if dtype is None else ITEM_BYTES[dtype]
-
-
 def kv_dtype(options: config.Engine, computed: str) -> str:
     """Return the dtype of the KV memory.
 
@@ -98,35 +112,32 @@ def kv_bits(options: config.Engine, stored: int) -> int:
     dtype = options.kv.dtype
     if dtype.quantised:
         return QUANTIZED_KV_BITS[dtype.value]
-    narrow = dtype is not config.KVDType.float32
-    return 8 * (ITEM_BYTES[dtype.value] if narrow else compute_itemsize(options, stored))
+    computed = cast_target(options) if dtype is config.KVDType.float32 else dtype.value
+    return 8 * (stored if computed is None else ITEM_BYTES[computed])
 
 
-def cast_parameters(
-    model: Any, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
-) -> None:
-    """Cast a loaded model's floating-point parameters to ``dtype``, and evaluate them all.
+def cast_parameters(model: Any, loading: WeightLoading = FLOAT32) -> None:
+    """Cast a loaded model's floating-point parameters to ``loading.dtype``, and evaluate them all.
 
-    If ``dtype`` is half precision, parameters that mlx_lm keeps in float32 when it converts a
-    model (``cast_predicate``) stay as they are. ``matrix_storage`` decides what happens to
-    matrices: ``as_stored`` leaves them and their scales unchanged; ``cast`` casts the scales of
-    quantised matrices, which stay quantised; ``dequantized`` converts these matrices to float32
-    before the cast.
+    If it is half precision, parameters that mlx_lm keeps in float32 when it converts a model
+    (``cast_predicate``) stay as they are. With ``as_stored``, so do matrices and their scales; with
+    ``cast``, the scales of quantised matrices are cast; with ``dequantized``, these matrices become
+    float32 before the cast.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
 
     from labkit.engine.model import dequantized_layers
 
-    if matrix_storage is MatrixStorage.dequantized:
-        dequantized_layers.dequantize_matrices(model)
-    elif matrix_storage is MatrixStorage.cast:
-        dequantized_layers.replace_block_layers(model)
     unchanged: frozenset[str] = frozenset()
-    if matrix_storage is MatrixStorage.as_stored:
+    if loading.matrix_storage is MatrixStorage.as_stored:
         unchanged = dequantized_layers.matrix_parameter_names(model)
-    if dtype is not None:
-        target = getattr(mx, dtype)
+    elif loading.matrix_storage is MatrixStorage.dequantized:
+        dequantized_layers.dequantize_matrices(model)
+    else:
+        dequantized_layers.replace_block_layers(model)
+    if loading.dtype is not None:
+        target = getattr(mx, loading.dtype)
         may_cast = getattr(model, "cast_predicate", None) if target != mx.float32 else None
 
         def cast(path: str, value: Any) -> Any:

@@ -284,7 +284,7 @@ def choose_forward(
         forward = PackedForward(loaded, "numpy", first_layer)
         return ForwardChoice(forward, None, conversion.weights, conversion.activations)
     if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
-        compute_dtype.cast_parameters(loaded.model, "float32")
+        compute_dtype.cast_parameters(loaded.model)
     if mixers:
         from labkit.engine.runner.segment_mixers import replace_mixers
 

@@ -23,7 +23,7 @@ import numpy as np
 from labkit.config import Activations, Device
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.compute_dtype import FLOAT32, WeightLoading
 from labkit.engine.model.model_loader import LoadedModel, load_model
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.logits_self_test import ExpectedLogits, Logits, Sequences, file_states
@@ -60,7 +60,7 @@ class SharedModels:
         self._ring = ring
         self._prepared: dict[tuple[Any, ...], PreparedModel] = {}
         self._expected: dict[tuple[Any, ...], ExpectedLogits] = {}
-        self._mlx_lm: dict[tuple[Path, str | None, MatrixStorage], MlxLmModel] = {}
+        self._mlx_lm: dict[tuple[Path, WeightLoading], MlxLmModel] = {}
 
     def prepare(
         self,
@@ -68,9 +68,7 @@ class SharedModels:
         block_size: int,
         device: Device,
         *,
-        dtype: str | None = "float32",
-        matrix_storage: MatrixStorage = MatrixStorage.cast,
-        layers: int | None = None,
+        loading: WeightLoading = FLOAT32,
         first_layer: int = 0,
         compiled: bool = False,
         activations: Activations = Activations.float32,
@@ -78,15 +76,14 @@ class SharedModels:
     ) -> PreparedModel:
         """Load a model and choose its forward, or return the model that is loaded already.
 
-        ``block_size``: tokens per KV block, for the self-test's sequences. ``dtype``,
-        ``matrix_storage``, ``layers``: see ``model_loader.load_model``. ``device``,
+        ``block_size``: tokens per KV block, for the self-test's sequences. ``device``,
         ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``.
         ``wait_for_kernels`` is called before that. A model with compiled blocks is not shared,
         because the blocks count their calls for one engine.
         """
         import mlx.core as mx
 
-        weights = (model_dir, layers, dtype, matrix_storage)
+        weights = model_dir, loading
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
         prepared = self._prepared.get(key)
         if prepared is not None and compiled and prepared.choice.reason is not None:
@@ -134,13 +131,11 @@ class SharedModels:
             self._prepared[key] = prepared
         return prepared
 
-    def load_mlx_lm(
-        self, model_dir: Path, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
-    ) -> MlxLmModel:
+    def load_mlx_lm(self, model_dir: Path, loading: WeightLoading) -> MlxLmModel:
         """Load a model with mlx_lm's loader and cast it, or return it if it is loaded already."""
         from labkit.engine.model.unpatched_loader import load as load_plain
 
-        key = (model_dir, dtype, matrix_storage)
+        key = model_dir, loading
         if key not in self._mlx_lm:
             self._mlx_lm[key] = load_plain(*key)
         return self._mlx_lm[key]

@@ -20,7 +20,7 @@ from labkit.engine.batch import Ints, pack
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import WeightLoading
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.input_builder import stack_block_tables
@@ -187,15 +187,13 @@ def load_draft(
         return None
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
-    dtype, storage = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    loading = WeightLoading.of(options, drafts.draft_layers)
     try:
         prepared = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
-            dtype=dtype,
-            matrix_storage=storage,
-            layers=drafts.draft_layers,
+            loading=loading,
             first_layer=len(target.shapes),
             activations=options.activations,
         )
@@ -220,7 +218,7 @@ def load_draft(
         layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
         raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
     layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
-    weights = directory, dtype, storage, drafts.draft_layers
+    weights = directory, loading
     sizes = model_footprint.from_directory(*weights) or model_footprint.from_weights(*weights)
     source = f"{directory.name}{layers}"
     return LoadedDraft(choice.forward, expected.shapes, sizes.weight_bytes, source)

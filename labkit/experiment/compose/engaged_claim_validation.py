@@ -66,11 +66,8 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             f"workload={experiment.workload.name} loads no model; choose a workload that serves "
             "requests, such as workload=chat",
         )
-        forms = model_footprint.weight_formats(
-            model,
-            compute_dtype.cast_target(experiment.engine),
-            compute_dtype.matrix_storage(experiment.engine),
-        )
+        loading = compute_dtype.WeightLoading.of(experiment.engine)
+        forms = model_footprint.weight_formats(model, loading)
         for name in claimed:
             form = name.removeprefix(WEIGHTS_PREFIX)
             require(

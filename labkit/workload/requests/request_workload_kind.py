@@ -297,12 +297,9 @@ def _check_server(experiment: Experiment) -> None:
 
 def footprint(experiment: Experiment) -> ModelFootprint:
     """Return the model's sizes without building the model."""
-    loading = (
-        compute_dtype.cast_target(experiment.engine),
-        compute_dtype.matrix_storage(experiment.engine),
-    )
-    built = model_footprint.from_model(experiment.model, *loading)
-    return built or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+    loading = compute_dtype.WeightLoading.of(experiment.engine)
+    built = model_footprint.from_model(experiment.model, loading)
+    return built or model_footprint.from_weights(resolve(experiment.model).path, loading)
 
 
 KIND = RequestKind()

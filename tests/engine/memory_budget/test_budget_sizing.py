@@ -215,7 +215,7 @@ def test_the_first_layers_of_a_shape_are_those_of_the_built_directory(shape, lay
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_measured_activations_match_the_estimate(tiny_dir, rows):
-    from labkit.engine import kv_layout
+    from labkit.engine.kv_cache_interface import KVCacheFactory
     from labkit.engine.model.cache_shapes import cache_shapes
     from labkit.engine.model.model_loader import load_model
     from labkit.engine.runner.packed_forward import choose_forward
@@ -224,7 +224,7 @@ def test_measured_activations_match_the_estimate(tiny_dir, rows):
     shapes = cache_shapes(loaded).attention
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
-    kind = kv_layout.create_factory(config.Engine())
+    kind = KVCacheFactory(config.Engine())
     measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler, rows)
     estimated = model_footprint.from_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
@@ -252,10 +252,10 @@ def test_a_plan_counts_the_rows_of_drafts_and_their_states():
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows, num_drafts):
-    from labkit.engine import kv_layout
+    from labkit.engine.kv_cache_interface import KVCacheFactory
 
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
-    kind, shapes, steps = kv_layout.create_factory(config.Engine()), (KVShape(1, 8, 8),), []
+    kind, shapes, steps = KVCacheFactory(config.Engine()), (KVShape(1, 8, 8),), []
     engine = config.Engine(scheduler=scheduler)
     if num_drafts:
         engine.speculation = config.Speculation.ngram

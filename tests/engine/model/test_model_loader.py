@@ -9,7 +9,7 @@ from small_models import CONFIGS, build_model_dir
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import model_loader
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.compute_dtype import MatrixStorage, WeightLoading
 from labkit.engine.model.model_loader import load_model
 from labkit.models.synthetic import train_bpe
 
@@ -161,7 +161,7 @@ def test_mlx_s_quantisation_modes_load(tmp_path, mode):
     from mlx_lm.utils import load_model as load_plain
 
     path = build_model_dir(tmp_path, {**CONFIGS["qwen3"], "quantization": MODES[mode]})
-    ours = load_model(path, matrix_storage=MatrixStorage.as_stored).model
+    ours = load_model(path, WeightLoading(matrix_storage=MatrixStorage.as_stored)).model
     assert ours.model.layers[0].mlp.up_proj.mode == mode
     plain, _ = load_plain(path)
     theirs = matrices(plain)
