@@ -131,39 +131,39 @@ def _create_own(
         activations=options.activations,
         wait_for_kernels=wait_for_kernels,
     )
-    choice, expected = prepared.choice, prepared.expected
+    forward, expected, cached = prepared.forward, prepared.expected, prepared.expected.cached
     windows = prepared.loaded.windows
     if options.kv.window_pools:
         window_pools.check_windows(windows, prepared.loaded.model_type)
-    if options.forward is config.Forward.per_request and expected.states:
+    if options.forward is config.Forward.per_request and cached.states:
         raise EngineError(
             f"engine.forward=per_request: model_type={prepared.loaded.model_type} has recurrent "
             "states, which a step updates for all requests at once; set engine.forward=batched"
         )
-    if not expected.shapes and options.kv.dtype is not config.KVDType.float32:
+    if not cached.attention and options.kv.dtype is not config.KVDType.float32:
         raise EngineError(
             f"engine.kv.dtype={options.kv.dtype.value}: model_type={prepared.loaded.model_type} "
             "has recurrent states, which it does not change, and no keys and values; set "
             "engine.kv.dtype=float32"
         )
-    factory = KVCacheFactory(options, expected.dtype, expected.states, windows)
+    factory = KVCacheFactory(options, cached.dtype, cached.states, windows)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value
-    difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, *dtypes)
+    difference = logits_self_test.verify(prepared.loaded, forward, small, expected, *dtypes)
     if options.batch_invariant:
-        logits_self_test.require_batch_invariance(options, choice.forward, factory, expected)
+        logits_self_test.require_batch_invariance(options, forward, factory, expected)
 
     draft = load_draft(options, model_dir, factory, expected, models)
-    shapes = expected.shapes + (draft.shapes if draft else ())
+    shapes = cached.attention + (draft.shapes if draft else ())
     budget = size_pool(
         options,
         model_dir,
         machine,
         shapes,
         lambda: measure_activation_bytes(
-            choice.forward, factory, expected.shapes, options.scheduler, options.max_decode_rows
+            forward, factory, cached.attention, options.scheduler, options.max_decode_rows
         ),
-        expected.states,
+        cached.states,
         draft.weight_bytes if draft else 0,
     )
     memory_capacity.trim_heap()  # frees what the self-test computed
@@ -180,13 +180,13 @@ def _assemble(
     difference: float,
     schedule_check: NoScheduleCheck,
 ) -> LLMEngine:
-    choice, expected = prepared.choice, prepared.expected
+    forward, expected = prepared.forward, prepared.expected
     counters, draft_counters = Counters(), Counters()
     vocab_size = expected.logits[0].shape[-1]
     per_request = options.forward is config.Forward.per_request
     runner = PerRequestRunner if per_request else ModelRunner
     replay = options.graph_replay
-    run_model = runner(choice.forward, kv_cache.memory, counters, replay=replay)
+    run_model = runner(forward, kv_cache.memory, counters, replay=replay)
     run_draft = (
         ModelRunner(draft.forward, kv_cache.memory, draft_counters, replay=replay)
         if draft
@@ -215,24 +215,26 @@ def _assemble(
         max_context=prepared.loaded.max_context,
         notes={
             "model_type": prepared.loaded.model_type,
-            "forward": choice.forward.name,
-            "forward_reason": choice.reason,
-            "not_replayed": choice.forward.replay_refusal(kv_cache.memory.attention)
+            "forward": forward.name,
+            "forward_reason": forward.conversion.reason,
+            "not_replayed": forward.replay_refusal(kv_cache.memory.attention)
             if replay
             else "engine.graph_replay=false",
-            "dtype": expected.dtype,
-            "compiled_blocks": blocks.num_blocks if (blocks := choice.forward.blocks) else 0,
+            "dtype": expected.cached.dtype,
+            "compiled_blocks": blocks.num_blocks if (blocks := forward.blocks) else 0,
             "self_test_difference": difference,
             "budget": str(budget),
             "draft": draft.source if draft else None,
         },
         load_counters={
             f"budget.{budget.policy}": 1,
-            f"dtype.{expected.dtype}": 1,
-            **compute_dtype.weight_counters(choice.weight_bytes),
-            **{f"activations.{name}": size for name, size in choice.multiplied_bytes.items()},
+            f"dtype.{expected.cached.dtype}": 1,
+            **compute_dtype.weight_counters(forward.conversion.weights),
+            **{f"activations.{k}": size for k, size in forward.conversion.activations.items()},
             "batch_invariant": float(options.batch_invariant),
-            "ranks.kv_heads": max((shape.num_kv_heads for shape in expected.shapes), default=0),
+            "ranks.kv_heads": max(
+                (shape.num_kv_heads for shape in expected.cached.attention), default=0
+            ),
         },
         name=options.name,
     )

@@ -137,33 +137,18 @@ class BudgetDecision:
 
 @dataclass(frozen=True)
 class BudgetRefusal:
-    """The reason that a pool cannot be sized, and the advice at the end of the message.
+    """The reason that a pool cannot be sized, as one line that ends in advice.
 
     Example: ``engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM;
     24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; ...; set engine.budget.fraction=0.75
-    or less``.
+    or less``. ``settings`` are those that the line advises; empty if no setting fits.
     """
 
-    option: str  # the option at fault, as ``engine.budget.fraction=0.9``
-    problem: str  # the memory that the option asks for, or the reason that it is refused
-    free: str  # the free memory as text
-    parts: tuple[MemoryPart, ...]
-    settings: tuple[Setting, ...] = ()  # settings that would fit; empty if no setting fits
-    direction: str = ""  # ``or more``, ``or less`` or empty
-    otherwise: str = ""  # the advice if no setting fits
-
-    def __post_init__(self) -> None:
-        if bool(self.settings) == bool(self.otherwise):
-            raise ValueError("a refusal must have either settings or other advice, not both")
+    message: str
+    settings: tuple[Setting, ...]
 
     def __str__(self) -> str:
-        """Return one line: option, problem, free memory, parts, advice."""
-        advice = self.otherwise
-        if self.settings:
-            options = " ".join(f"{key}={_format_setting(value)}" for key, value in self.settings)
-            advice = f"set {options} {self.direction}".rstrip()
-        parts = map(str, self.parts)
-        return "; ".join([f"{self.option}: {self.problem}", self.free, *parts, advice])
+        return self.message
 
 
 @dataclass(frozen=True)
@@ -217,26 +202,26 @@ def make_refusal(
 ) -> BudgetRefusal:
     """Build a refusal that advises either ``settings`` or freeing ``missing`` bytes.
 
-    ``problem``, ``settings``, ``direction``: as in ``BudgetRefusal``. ``pool``: the pool that was
-    requested (None: the weights alone do not fit). ``option`` is ``engine.budget.policy`` by
-    default, ``free`` the machine's available bytes.
+    ``problem``: the memory that ``option`` asks for (``engine.budget.policy`` by default), or the
+    reason that it is refused. ``pool``: the pool that was requested (None: the weights alone do not
+    fit). ``direction``: ``or more``, ``or less`` or empty. ``free``: by default the machine's
+    available bytes.
     """
     machine = inputs.machine
-    remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
-    otherwise = (
-        f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a smaller "
-        "model"
-    )
-    fixed = inputs.fixed_parts()
-    return BudgetRefusal(
-        option=option or f"engine.budget.policy={inputs.policy}",
-        problem=problem,
-        free=f"{free or format_bytes(machine.available)} are free on {machine.name}",
-        parts=fixed if pool is None else (*fixed, pool),
-        settings=tuple(settings),
-        direction=direction,
-        otherwise="" if settings else otherwise,
-    )
+    if settings:
+        options = " ".join(f"{key}={_format_setting(value)}" for key, value in settings)
+        advice = f"set {options} {direction}".rstrip()
+    else:
+        remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
+        advice = (
+            f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a "
+            "smaller model"
+        )
+    option = option or f"engine.budget.policy={inputs.policy}"
+    available = f"{free or format_bytes(machine.available)} are free on {machine.name}"
+    parts = map(str, (*inputs.fixed_parts(), *([] if pool is None else [pool])))
+    line = "; ".join([f"{option}: {problem}", available, *parts, advice])
+    return BudgetRefusal(line, tuple(settings))
 
 
 def format_bytes(count: int) -> str:

@@ -5,37 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from labkit import config
 from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, KVBytes, StaleLaunchError
 from labkit.machine.exception_text import one_line, one_line_with_type
-
-
-@dataclass(frozen=True, slots=True)
-class RankSetup:
-    """The first message to a rank: its number, the engine to build and the number of threads."""
-
-    rank: int
-    options: config.Engine
-    model_dir: str
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankCall:
     """A message to a rank: the engine method to call, with its arguments.
 
-    Two names call no method: ``close`` ends the rank, and ``schedule_digest`` asks for the digest
-    of the rank's ``ScheduleCheck``. The arguments of ``submit`` are the request's id and the
-    pickled request, because a request that a rank cannot unpickle must not end the rank.
+    Some names call no method. The first message is ``set_up``, with the rank's number, the engine's
+    options, the model's directory and the number of threads. ``close`` ends the rank,
+    ``schedule_digest`` asks for the digest of its ``ScheduleCheck``, and ``release`` lets it
+    continue after a barrier. The arguments of ``submit`` are the request's id and the pickled
+    request, because a request that a rank cannot unpickle must not end the rank.
     """
 
     name: str
     arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BarrierRelease:
-    """A message to a rank: all ranks have reached the barrier, so the rank may continue."""
 
 
 @dataclass(frozen=True, slots=True)

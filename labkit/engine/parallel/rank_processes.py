@@ -21,14 +21,7 @@ import psutil
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import mlx_ring
-from labkit.engine.parallel.rank_messages import (
-    BarrierArrival,
-    BarrierRelease,
-    RankCall,
-    RankFailure,
-    RankReply,
-    RankSetup,
-)
+from labkit.engine.parallel.rank_messages import BarrierArrival, RankCall, RankFailure, RankReply
 from labkit.machine import worker_environment
 from labkit.machine.processes.process_tree import signal_name
 
@@ -124,10 +117,8 @@ class RankProcesses:
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
         """Have every rank build its engine. Raises the same exceptions as ``call``."""
-        path = str(model_dir.absolute())
-        return self._exchange(
-            [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]
-        )
+        setup = options, model_dir.absolute(), self.threads
+        return self._exchange([RankCall("set_up", (r.number, *setup)) for r in self._ranks])
 
     def call(self, name: str, *arguments: Any) -> list[RankReply]:
         """Call a method of every rank's engine and return the replies in rank order.
@@ -141,7 +132,7 @@ class RankProcesses:
             raise EngineError("the ranks have ended; create a new engine")
         return self._exchange([RankCall(name, arguments)] * len(self._ranks))
 
-    def _exchange(self, messages: Sequence[RankSetup | RankCall]) -> list[RankReply]:
+    def _exchange(self, messages: Sequence[RankCall]) -> list[RankReply]:
         try:
             self._send(messages)
             while True:
@@ -149,12 +140,12 @@ class RankProcesses:
                 if all(isinstance(reply, RankReply) for reply in replies):
                     return replies
                 _check_same_barrier(replies)
-                self._send([BarrierRelease()] * len(self._ranks))
+                self._send([RankCall("release")] * len(self._ranks))
         except BaseException:
             self.kill()
             raise
 
-    def _send(self, messages: Sequence[Any]) -> None:
+    def _send(self, messages: Sequence[RankCall]) -> None:
         for rank, message in zip(self._ranks, messages, strict=True):
             try:
                 rank.pipe.send(message)

@@ -27,7 +27,7 @@ from labkit.engine.model.compute_dtype import FLOAT32, WeightLoading
 from labkit.engine.model.model_loader import LoadedModel, load_model
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.logits_self_test import ExpectedLogits, Logits, Sequences, file_states
-from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
+from labkit.engine.runner.packed_forward import PackedForward, choose_forward
 from labkit.machine import cache_dir, numba_sources
 from labkit.machine.facts import memory_capacity
 from labkit.machine.file_digest import SETTLED_S, file_state
@@ -46,7 +46,7 @@ class PreparedModel:
     """A loaded model, its forward, and the logits that the self-test expects."""
 
     loaded: LoadedModel
-    choice: ForwardChoice
+    forward: PackedForward
     expected: ExpectedLogits
 
 
@@ -86,7 +86,7 @@ class SharedModels:
         weights = model_dir, loading
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
         prepared = self._prepared.get(key)
-        if prepared is not None and compiled and prepared.choice.reason is not None:
+        if prepared is not None and compiled and prepared.forward.name == "mlx":
             prepared = None  # the model runs on MLX, where blocks can be compiled
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
@@ -101,33 +101,33 @@ class SharedModels:
         expected = self._expected[expected_key]
         wait_for_kernels()
         if prepared is not None:
-            return PreparedModel(prepared.loaded, prepared.choice, expected)
+            return PreparedModel(prepared.loaded, prepared.forward, expected)
         assert fresh is not None
         if self._ring is not None:
             from labkit.engine.parallel.model_sharding import shard
 
-            if expected.states:
+            if expected.cached.states:
                 raise EngineError(
                     f"engine.parallel.size={self._ring.size}: model_type={fresh.model_type} has "
                     "recurrent states, which are not divided among ranks; set "
                     "engine.parallel.size=1"
                 )
             fresh = shard(fresh, self._ring)
-            expected = replace(expected, shapes=cache_shapes(fresh).attention)
+            expected = replace(expected, cached=cache_shapes(fresh))
             self._expected[expected_key] = expected
-        choice = choose_forward(
+        forward = choose_forward(
             fresh,
             device,
             first_layer,
             compiled=compiled,
             activations=activations,
-            mixers=expected.mixers,
+            mixers=expected.cached.mixers,
         )
         # Free dequantised weights, and MLX weights that were copied, which MLX keeps for reuse.
         mx.clear_cache()
         memory_capacity.trim_heap()
-        prepared = PreparedModel(fresh, choice, expected)
-        if choice.forward.blocks is None:
+        prepared = PreparedModel(fresh, forward, expected)
+        if forward.blocks is None:
             self._prepared[key] = prepared
         return prepared
 

@@ -194,11 +194,11 @@ def load_draft(
             options.kv.block_size,
             options.attention.device,
             loading=loading,
-            first_layer=len(target.shapes),
+            first_layer=len(target.cached.attention),
             activations=options.activations,
         )
-        loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
-        if expected.states:
+        loaded, forward, expected = prepared.loaded, prepared.forward, prepared.expected
+        if expected.cached.states:
             raise EngineError(
                 f"the draft model (model_type={loaded.model_type}) has recurrent states, which "
                 "are wrong after a rejected draft; choose a draft model with attention in every "
@@ -210,15 +210,15 @@ def load_draft(
                 f"the draft model's vocabulary has {vocab} ids, but the model's has {target_vocab}"
                 "; choose a draft model with the same vocabulary"
             )
-        shapes = target.shapes + expected.shapes
+        shapes = target.cached.attention + expected.cached.attention
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
         dtypes = options.kv.dtype.value, options.activations.value
-        logits_self_test.verify(loaded, choice.forward, small, expected, *dtypes)
+        logits_self_test.verify(loaded, forward, small, expected, *dtypes)
     except EngineError as error:
         layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
         raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
-    layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
+    layers = f", layers: {len(expected.cached.attention)}" if drafts.draft_layers else ""
     weights = directory, loading
     sizes = model_footprint.from_directory(*weights) or model_footprint.from_weights(*weights)
-    source = f"{directory.name}{layers}"
-    return LoadedDraft(choice.forward, expected.shapes, sizes.weight_bytes, source)
+    own, source = expected.cached.attention, f"{directory.name}{layers}"
+    return LoadedDraft(forward, own, sizes.weight_bytes, source)

@@ -41,11 +41,17 @@ from labkit.server.types.api_error import invalid
 MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
 
 
-class GrammarProcesses:
-    """Finds out whether a grammar can be enforced within the limits of ``options``."""
+class Grammars:
+    """Builds grammar constraints for a model's vocabulary.
+
+    A grammar is compiled in a process of its own first, within the limits of ``options``. Only if
+    that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
+    grammar is not shared between requests, because it is unusable after it exceeds a limit.
+    """
 
     def __init__(self, options: config.Server, compiler: GrammarCompiler) -> None:
         self._options = options
+        self._compiler = compiler
         self._pool = WorkerPool(
             WorkerOptions(
                 "labkit.server.constraints.grammar_trial_worker",
@@ -56,64 +62,6 @@ class GrammarProcesses:
             )
         )
         self._results: OrderedDict[bytes, str | None] = OrderedDict()
-
-    async def check(self, source: GrammarSource) -> None:
-        """Check that a grammar can be enforced. Cancelling this call ends the trial.
-
-        Raises ``GrammarError`` if the grammar cannot be enforced. Raises ``ApiError`` if all
-        processes are busy with other grammars (429), or the server is stopping (503).
-        """
-        self._pool.check_open()
-        key = hashlib.sha256(f"{source.syntax} {source.text}".encode()).digest()
-        if key not in self._results:
-            async with self._pool.worker() as worker:
-                if key not in self._results:  # another request may have tried the same grammar
-                    self._results[key] = await self._try(worker, source)
-                    if len(self._results) > MAX_CACHED_RESULTS:
-                        self._results.popitem(last=False)
-        self._results.move_to_end(key)
-        reason = self._results[key]
-        if reason is not None:
-            raise GrammarError(reason)
-
-    async def _try(self, worker: TaskProcess, source: GrammarSource) -> str | None:
-        """Return the reason that a grammar cannot be enforced, or None.
-
-        Raises ``GrammarError`` if another trial may succeed, when the machine is less busy.
-        """
-        try:
-            reason: str | None = await worker.answer(dataclasses.asdict(source))
-            return reason
-        except TooLarge:
-            return (
-                f"compilation needs more than {self._options.grammar_memory_bytes} bytes of memory "
-                "(server.grammar_memory_bytes)"
-            )
-        except TooSlow:
-            raise GrammarError(
-                f"compilation takes longer than {self._options.grammar_timeout_s:g} s "
-                "(server.grammar_timeout_s)"
-            ) from None
-        except TaskFailed:
-            raise GrammarError("llguidance failed to compile the grammar") from None
-
-    async def close(self) -> None:
-        """Kill the processes. Calls of ``check`` that wait for them raise ``ApiError`` (503)."""
-        await self._pool.close()
-
-
-class Grammars:
-    """Builds grammar constraints for a model's vocabulary.
-
-    A grammar is compiled in a process of its own first, within the limits of the options. Only if
-    that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
-    grammar is not shared between requests, because it is unusable after it exceeds a limit.
-    """
-
-    def __init__(self, options: config.Server, compiler: GrammarCompiler) -> None:
-        self._max_bytes = options.max_grammar_bytes
-        self._compiler = compiler
-        self._processes = GrammarProcesses(options, compiler)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def load_tokenizer(self) -> None:
@@ -156,7 +104,7 @@ class Grammars:
             raise invalid(f"{param}: the model has no end-of-text token", param)
         self._check_size(len(source.text.encode()), param)
         try:
-            await self._processes.check(source)
+            await self.check(source)
             matcher = await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._compiler.compile, source
             )
@@ -164,10 +112,51 @@ class Grammars:
             raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
         return GrammarConstraint(matcher, self._compiler.eos_token_ids, param)
 
+    async def check(self, source: GrammarSource) -> None:
+        """Check in a process that a grammar can be enforced. Cancelling this call ends the trial.
+
+        Raises ``GrammarError`` if the grammar cannot be enforced. Raises ``ApiError`` if all
+        processes are busy with other grammars (429), or the server is stopping (503).
+        """
+        self._pool.check_open()
+        key = hashlib.sha256(f"{source.syntax} {source.text}".encode()).digest()
+        if key not in self._results:
+            async with self._pool.worker() as worker:
+                if key not in self._results:  # another request may have tried the same grammar
+                    self._results[key] = await self._try(worker, source)
+                    if len(self._results) > MAX_CACHED_RESULTS:
+                        self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        reason = self._results[key]
+        if reason is not None:
+            raise GrammarError(reason)
+
+    async def _try(self, worker: TaskProcess, source: GrammarSource) -> str | None:
+        """Return the reason that a grammar cannot be enforced, or None.
+
+        Raises ``GrammarError`` if another trial may succeed, when the machine is less busy.
+        """
+        try:
+            reason: str | None = await worker.answer(dataclasses.asdict(source))
+            return reason
+        except TooLarge:
+            return (
+                f"compilation needs more than {self._options.grammar_memory_bytes} bytes of memory "
+                "(server.grammar_memory_bytes)"
+            )
+        except TooSlow:
+            raise GrammarError(
+                f"compilation takes longer than {self._options.grammar_timeout_s:g} s "
+                "(server.grammar_timeout_s)"
+            ) from None
+        except TaskFailed:
+            raise GrammarError("llguidance failed to compile the grammar") from None
+
     def _check_size(self, size: int, param: str) -> None:
-        if size > self._max_bytes:
+        limit = self._options.max_grammar_bytes
+        if size > limit:
             raise invalid(
-                f"{param}: the grammar has {size} bytes or more; the maximum is {self._max_bytes} "
+                f"{param}: the grammar has {size} bytes or more; the maximum is {limit} "
                 "(server.max_grammar_bytes)",
                 param,
             )
@@ -175,7 +164,7 @@ class Grammars:
     async def close(self) -> None:
         """Kill the processes that try grammars. Requests that wait for them fail (503)."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        await self._processes.close()
+        await self._pool.close()
 
 
 class GrammarConstraint:

@@ -222,7 +222,7 @@ def test_measured_activations_match_the_estimate(tiny_dir, rows):
 
     loaded = load_model(tiny_dir)
     shapes = cache_shapes(loaded).attention
-    forward = choose_forward(loaded, config.Device.cpu).forward
+    forward = choose_forward(loaded, config.Device.cpu)
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = KVCacheFactory(config.Engine())
     measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler, rows)
