@@ -186,12 +186,10 @@ def _assemble(
     per_request = options.forward is config.Forward.per_request
     runner = PerRequestRunner if per_request else ModelRunner
     replay = options.graph_replay
-    run_model = runner(forward, kv_cache.memory, counters, replay=replay)
-    run_draft = (
-        ModelRunner(draft.forward, kv_cache.memory, draft_counters, replay=replay)
-        if draft
-        else None
-    )
+    run_model = runner(forward, kv_cache, counters, replay=replay)
+    run_draft = None
+    if draft:
+        run_draft = ModelRunner(draft.forward, kv_cache, draft_counters, replay=replay)
     scheduler = Scheduler(options.scheduler, kv_cache.manager, prepared.loaded.eos_token_ids)
     loop = StepLoop(
         options.pipeline,
@@ -217,7 +215,7 @@ def _assemble(
             "model_type": prepared.loaded.model_type,
             "forward": forward.name,
             "forward_reason": forward.conversion.reason,
-            "not_replayed": forward.replay_refusal(kv_cache.memory.attention)
+            "not_replayed": forward.replay_refusal(kv_cache.attention)
             if replay
             else "engine.graph_replay=false",
             "dtype": expected.cached.dtype,

@@ -7,6 +7,7 @@ loaded. What is missing here (a kernel for a format of weights) is compiled when
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -134,35 +135,29 @@ def _compile(arguments: str, stream: IO[str]) -> bool:
     queue, writer = os.pipe()
     os.write(writer, bytes(range(len(steps))))
     os.close(writer)
+    done, reports = os.pipe()  # a byte for each kernel that is compiled
+    os.set_blocking(done, False)
     command = [sys.executable, "-m", __name__, arguments, str(queue), str(os.getpid())]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(numba.config.CACHE_DIR)}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     compilers = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(queue,), env=environment)
+        subprocess.Popen(command, stdout=reports, pass_fds=(queue,), env=environment)
         for _ in range(PROCESSES)
     ]
     os.close(queue)
+    os.close(reports)
     try:
         with _Progress(stream, sum(kernels for kernels, _ in steps)) as progress:
-            for compiler in compilers:
-                assert compiler.stdout is not None
-                os.set_blocking(compiler.stdout.fileno(), False)
             while any(compiler.poll() is None for compiler in compilers):
-                progress.add(sum(len(_read(compiler)) for compiler in compilers))
+                with contextlib.suppress(BlockingIOError):
+                    progress.add(len(os.read(done, 1 << 10)))
                 time.sleep(POLL_S)
     finally:
         for compiler in compilers:
             compiler.kill()
             compiler.wait()
-            assert compiler.stdout is not None
-            compiler.stdout.close()
+        os.close(done)
     return all(compiler.returncode == 0 for compiler in compilers)
-
-
-def _read(compiler: subprocess.Popen[bytes]) -> bytes:
-    """Return the bytes that a process has written, one for each kernel that it compiled."""
-    assert compiler.stdout is not None
-    return compiler.stdout.read() or b""
 
 
 class _Progress:

@@ -1,8 +1,8 @@
 """The interface of a KV layout: bookkeeping of KV memory, and the arrays of keys and values.
 
-A layout has two parts. The ``KVCacheManager`` records which request has which memory, for the
-scheduler and the input builder. ``KVMemory`` has the arrays and prepares the attention of each
-step, for the model runner.
+A layout (``KVCache``) has two parts. The ``KVCacheManager`` records which request has which memory,
+for the scheduler and the input builder. An ``Attention`` over the arrays, prepared anew for each
+step, is for the model runner.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,26 +249,17 @@ class StepAttention(NamedTuple):
     states: StateStep | None = None
 
 
-class KVMemory(Protocol):
-    """The arrays of keys and values of all layers."""
-
-    @property
-    def attention(self) -> Attention:
-        """The attention that writes and reads the arrays."""
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare the attention of a step. This may reallocate arrays.
-
-        Returns the batch that the model computes, and its attention. A padded layout adds padding
-        rows to the batch. ``logit_rows`` still refers to the same tokens in the same order.
-        """
-
-
 class KVCache(NamedTuple):
-    """The two parts of a KV layout: its manager and its memory."""
+    """The manager of a KV layout, and the attention that writes and reads its arrays.
+
+    ``prepare_step`` prepares the attention of a step, and may reallocate arrays. It returns the
+    batch that the model computes, and its attention. A padded layout adds padding rows to the
+    batch. ``logit_rows`` still refers to the same tokens in the same order.
+    """
 
     manager: KVCacheManager
-    memory: KVMemory
+    attention: Attention
+    prepare_step: Callable[[Batch], tuple[Batch, StepAttention]]
 
 
 class KVCacheFactory:

@@ -10,7 +10,7 @@ A step's times are the start and the duration of each of these parts:
     schedule    the scheduler's choice, drafting included
     draft       drafting, a part of ``schedule``; without speculation next to nothing
     build       packed arrays, and padding rows of pure decodes
-    plan        block tables and maps for attention (``KVMemory.prepare_step``)
+    plan        block tables and maps for attention (``KVCache.prepare_step``)
     forward     the model. With ``engine.pipeline=overlap`` and MLX arrays, this time ends when the
                 host has waited for the model, so it includes other work of the host
     sample      sampling and the acceptance of drafts. A captured graph of decodes samples greedily
@@ -32,7 +32,7 @@ from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.step_loop import ComputedStep, PendingStep, StepParts
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager, KVMemory, StepAttention
+    from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager, StepAttention
     from labkit.engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]
@@ -320,7 +320,16 @@ class TracedRunModel:
         self._run_model = run_model
         self._trace = trace
         if isinstance(run_model, ModelRunner):
-            self.memory = run_model.memory = TracedKVMemory(run_model.memory, trace)
+            memory = run_model.memory
+
+            def plan(batch: Batch) -> tuple[Batch, StepAttention]:
+                with trace.span(batch, "plan") as step:
+                    padded, attention = memory.prepare_step(batch)
+                if step is not None:
+                    step.padding += padded.total_q - batch.total_q
+                return padded, attention
+
+            run_model.memory = memory._replace(prepare_step=plan)
 
     def __call__(self, batch: Batch) -> Logits:
         """Run a step; see ``ModelRunner``. A pipelined engine calls this in its worker thread."""
@@ -338,19 +347,3 @@ class TracedRunModel:
             return logits
 
         return wait
-
-
-class TracedKVMemory:
-    """Prepares a step's attention, and traces the time that this takes and the step's padding."""
-
-    def __init__(self, memory: KVMemory, trace: StepTrace) -> None:
-        self.attention = memory.attention
-        self._memory = memory
-        self._trace = trace
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        with self._trace.span(batch, "plan") as step:
-            padded, attention = self._memory.prepare_step(batch)
-        if step is not None:
-            step.padding += padded.total_q - batch.total_q
-        return padded, attention

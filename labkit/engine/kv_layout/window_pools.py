@@ -32,6 +32,7 @@ Rejected drafts need no freed block: blocks are freed for final tokens only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,7 +110,7 @@ def create(
             cache.manager.on_failed_step()
 
     manager.on_failed_step = clear_values
-    return KVCache(manager, WindowedMemory(attention))
+    return KVCache(manager, attention, partial(plan_step, attention))
 
 
 class WindowBlocks:
@@ -327,25 +328,21 @@ class WindowedKVCacheManager(KVCacheManager):
         self._peak_bytes = self.reserved_bytes
 
 
-class WindowedMemory:
-    """The pools of all groups; see ``KVMemory``."""
-
-    def __init__(self, attention: CacheGroupAttention) -> None:
-        self.attention = attention
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        tables = (batch.block_tables, *batch.window_tables)
-        metadata = tuple(
-            backend.plan(
-                block_tables=own,
-                seq_lens=batch.seq_lens,
-                cu_seqlens_q=batch.cu_seqlens_q,
-                total_q=batch.total_q,
-            )
-            if backend.keys
-            else None
-            for backend, own in zip(self.attention.backends, tables, strict=True)
+def plan_step(attention: CacheGroupAttention, batch: Batch) -> tuple[Batch, StepAttention]:
+    """Plan a step's attention in each group that has layers. The batch is returned unchanged."""
+    tables = (batch.block_tables, *batch.window_tables)
+    metadata = tuple(
+        backend.plan(
+            block_tables=own,
+            seq_lens=batch.seq_lens,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            total_q=batch.total_q,
         )
-        map_us = sum(own.map_us for own in metadata if own is not None)
-        counters = {"layout.paged": 1, "attention.map_us": map_us}
-        return batch, StepAttention(self.attention, metadata, counters)
+        if backend.keys
+        else None
+        for backend, own in zip(attention.backends, tables, strict=True)
+    )
+    map_us = sum(own.map_us for own in metadata if own is not None)
+    return batch, StepAttention(
+        attention, metadata, {"layout.paged": 1, "attention.map_us": map_us}
+    )

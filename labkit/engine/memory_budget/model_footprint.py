@@ -141,17 +141,16 @@ def _from_config(
         return None
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
-    loaded = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
-    return ModelFootprint(
-        name=path.name,
-        weight_bytes=loaded.bytes,
+    weights, has_lm_head = _loaded_weights(
+        path, loading, settings.get("quantization") or {}, tied
+    )
+    return replace(
+        weights,
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=model_json.max_context(settings),
-        float_bytes=loaded.float_bytes,
-        weights=loaded.weights,
-        lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
+        lookup_weights=vocabulary * hidden if has_lm_head else 0,
         is_cache_known=str(settings.get("model_type")).removesuffix("_text") not in UNEVEN_TYPES,
     )
 
@@ -190,12 +189,9 @@ def from_weights(path: Path, loading: WeightLoading = FLOAT32) -> ModelFootprint
     the weights are not readable as safetensors.
     """
     try:
-        loaded = _loaded_weights(path, loading, {})
+        return _loaded_weights(path, loading, {})[0]
     except (LookupError, TypeError, ValueError):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
-    return ModelFootprint(
-        path.name, loaded.bytes, 0, 0, 0, None, loaded.float_bytes, loaded.weights
-    )
 
 
 def weight_formats(model: config.Model, loading: WeightLoading) -> frozenset[str]:
@@ -286,27 +282,13 @@ class _TensorHeader:
         return None if keeps_dtype else loading.dtype
 
 
-@dataclass(frozen=True)
-class _LoadedWeights:
-    """Totals over a model's weights after loading.
-
-    ``float_bytes`` is the bytes per element of the dtype that most floating-point weights have
-    after the cast.
-    """
-
-    bytes: int
-    float_bytes: int
-    weights: int
-    has_lm_head: bool
-
-
 def _loaded_weights(
     path: Path, loading: WeightLoading, quantization: dict[str, Any], tied: bool = False
-) -> _LoadedWeights:
-    """Sum the sizes of the weights in ``path``.
+) -> tuple[ModelFootprint, bool]:
+    """Return a footprint with the sizes of the weights in ``path``, and whether there is an LM head.
 
-    If the embedding is ``tied`` to the output, a stored output matrix is not counted, because
-    mlx_lm drops it on loading.
+    The activations have the dtype of most floating-point weights after the cast. If the embedding
+    is ``tied`` to the output, a stored output matrix is not counted: mlx_lm drops it on loading.
     """
     tensors = {
         name: tensor
@@ -319,12 +301,11 @@ def _loaded_weights(
         floats[tensor.dtype] += tensor.size if tensor.dtype in FLOAT_BYTES else 0
     most_used = max(floats, key=lambda dtype: floats[dtype], default="F32")
     compute_dtype = most_used if most_used in FLOAT_BYTES else "F32"
-    return _LoadedWeights(
-        bytes=sum(tensor.loaded_bytes(loading) for tensor in tensors.values()),
-        float_bytes=_number_bytes(compute_dtype, loading.dtype),
-        weights=sum(tensor.weights for tensor in tensors.values()),
-        has_lm_head=any(map(_is_lm_head, tensors)),
-    )
+    size = sum(tensor.loaded_bytes(loading) for tensor in tensors.values())
+    float_bytes = _number_bytes(compute_dtype, loading.dtype)
+    count = sum(tensor.weights for tensor in tensors.values())
+    footprint = ModelFootprint(path.name, size, 0, 0, 0, None, float_bytes, count)
+    return footprint, any(map(_is_lm_head, tensors))
 
 
 def _is_lm_head(name: str) -> bool:

@@ -103,7 +103,7 @@ def measure_activation_bytes(
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
     largest = _largest_step(lengths, kv_cache.manager)
     last_rows = np.arange(tokens - logit_rows, tokens, dtype=np.int32)
-    batch, step = kv_cache.memory.prepare_step(largest._replace(logit_rows=last_rows))
+    batch, step = kv_cache.prepare_step(largest._replace(logit_rows=last_rows))
     forward(batch, step, Counters())
     mx: Any = sys.modules.get("mlx.core")  # None: the model runs without it
     if mx is not None:

@@ -255,7 +255,7 @@ def compute_logits(
     for index, (batch, reference) in enumerate(_steps(expected, kv_cache.manager)):
         if some_rows and index == 0:
             batch, reference = batch._replace(logit_rows=batch.logit_rows[::2]), reference[::2]
-        padded, attention = kv_cache.memory.prepare_step(batch)
+        padded, attention = kv_cache.prepare_step(batch)
         yield np.asarray(forward(padded, attention, Counters())), reference
 
 

@@ -23,7 +23,7 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.sampling.step_logits import Logits, WaitLogits
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_cache_interface import KVMemory
+    from labkit.engine.kv_cache_interface import KVCache
     from labkit.engine.runner.packed_forward import PackedForward
 
 RunModel = Callable[[Batch], Logits]
@@ -36,7 +36,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, forward: PackedForward, memory: KVMemory, counters: Counters, *, replay: bool = True
+        self, forward: PackedForward, memory: KVCache, counters: Counters, *, replay: bool = True
     ) -> None:
         self.memory = memory
         self._forward = forward

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.config import Activations, Device
-from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK, ForwardClock
+from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.model import compute_dtype
@@ -201,22 +202,16 @@ class PackedForward:
 def _timed(attention: Attention) -> Any:
     """Return the attention, or one that adds its times to this context's forward clock."""
     clock = FORWARD_CLOCK.get()
-    return attention if clock is None else _TimedAttention(attention, clock)
+    if clock is None:
+        return attention
 
-
-class _TimedAttention:
-    """The attention of one forward on NumPy arrays, with a clock."""
-
-    def __init__(self, attention: Attention, clock: ForwardClock) -> None:
-        self.bind = attention.bind
-        self._attention = attention
-        self._clock = clock
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
+    def forward(*arguments: Any, **options: Any) -> Any:
         start = time.perf_counter()
-        out = self._attention.forward(*arguments, **options)
-        self._clock.attention += time.perf_counter() - start
+        out = attention.forward(*arguments, **options)
+        clock.attention += time.perf_counter() - start
         return out
+
+    return SimpleNamespace(bind=attention.bind, forward=forward)
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:

@@ -115,7 +115,7 @@ class Scheduler:
             return usual
         decodes, prefills = map(len, step.pending)
         first = prefills_first(decodes, prefills, len(self._waiting))
-        own = (Phase.prefill, Phase.decode) if first else (Phase.decode, Phase.prefill)
+        own = scheduling_policies.PREFILLS_FIRST if first else scheduling_policies.DECODES_FIRST
         step.num_by_queue += own != usual
         return own
 

@@ -168,7 +168,7 @@ class Harness:
                 state.token_ids.append(1)
             chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
         batch = self.builder.build(SchedulerOutput(tuple(chunks)))
-        computed, step = self.kv_cache.memory.prepare_step(batch)
+        computed, step = self.kv_cache.prepare_step(batch)
         attention = step.metadata
         owner = np.repeat([float(name) for name in counts], list(counts.values()))
         rows = getattr(attention, "target", np.arange(batch.total_q))
@@ -202,11 +202,13 @@ class Harness:
     def rows(self, name, layer, length):
         cache = self.kv_cache.manager
         number = int(cache.table(name).block_ids[0])
-        if hasattr(cache, "dense"):
+        is_padded = hasattr(cache, "dense")
+        layers = (cache.dense if is_padded else cache.rows[number]).layer(layer)
+        views = [np.asarray(array.parts[0]) for array in layers]
+        if is_padded:
             (row,) = (r for r in cache.rows if r.row_id == number)
-            views = map(np.asarray, cache.dense.layer(layer))
             return [view[row.place, :, row.pad : row.pad + length] for view in views]
-        return [view[0, :, :length] for view in map(np.asarray, cache.rows[number].layer(layer))]
+        return [view[0, :, :length] for view in views]
 
 
 def test_the_case_study_is_reported_to_waste_61_percent():
