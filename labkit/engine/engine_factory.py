@@ -109,10 +109,7 @@ def _create_own(
     schedule_check: NoScheduleCheck,
     wait_for_kernels: Callable[[], None] = lambda: None,
 ) -> LLMEngine:
-    """Load the model, run the self-test, size the pool, and assemble the parts.
-
-    ``wait_for_kernels`` is called when the model is read, before the first kernel is used.
-    """
+    """Load the model, run the self-test, size the pool, and assemble the parts."""
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it handles decode only, and "
@@ -287,10 +284,7 @@ def _counters_mistake(counters: Any) -> str | None:
 
 
 def _check_preconditions(options: config.Engine) -> None:
-    """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
-
-    Raises ``EngineError`` if they are not as the options demand.
-    """
+    """Check the wired collector and MLX's variables (``EngineError``); set MLX's cache limit."""
     _require_wired_collector(options.budget)
     require_mlx_variables(options.mlx)
     if options.mlx_cache_limit is not None:

@@ -75,10 +75,7 @@ class IncrementalDetokenizer:
         return delta
 
     def _slide(self, start: int, *, complete: bool) -> None:
-        """Remove the window's ids before index ``start``, whose text was returned before.
-
-        ``complete`` says whether the text of the window ends with a complete character.
-        """
+        """Remove the window's first ``start`` ids. ``complete``: its last character is complete."""
         self._window = self._window[start:]
         self._num_complete = len(self._window) if complete else 0
         self._num_returned = len(self._tokenizer.decode(self._window)) - (not complete)

@@ -232,10 +232,7 @@ class SamplingParams:
 
 
 def _checked_bias(bias: Mapping[int, float]) -> LogitBias:
-    """Return a valid copy of ``logit_bias``. A ``LogitBias`` is returned as it is.
-
-    Raises ``ValueError`` if an id is not an integer of 0 or more, or a bias is not a finite number.
-    """
+    """Return a valid copy of ``logit_bias``, or raise ``ValueError``. A ``LogitBias`` is valid."""
     if isinstance(bias, LogitBias):
         return bias
     checked: dict[int, float] = {}

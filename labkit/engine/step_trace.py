@@ -171,10 +171,7 @@ class StepTrace:
         return step
 
     def _changed_tables(self) -> tuple[dict[str, tuple[int, Ints]], list[str]]:
-        """Return the block tables that are new or changed since the last step, by request.
-
-        Also returns the requests that had a table in the last step and have none now.
-        """
+        """Return the block tables that are new or changed, and the requests that have none now."""
         changed, tables = {}, self._cache.tables
         for request_id, table in tables.items():
             before = self._tables.get(request_id)

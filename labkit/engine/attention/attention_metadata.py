@@ -216,10 +216,7 @@ def _query_lens(
     block_size: int,
     total_q: int | None,
 ) -> Int32Array:
-    """Check a step's batch against the pools and return its query lengths.
-
-    Block tables are checked only for sequences with query tokens, because the others are padding.
-    """
+    """Check a step's batch against the pools and return its query lengths."""
     _check_int32("block_tables", block_tables, ndim=2)
     _check_int32("seq_lens", seq_lens, ndim=1)
     _check_int32("cu_seqlens_q", cu_seqlens_q, ndim=1)

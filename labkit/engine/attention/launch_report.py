@@ -131,10 +131,7 @@ class LaunchReport:
         return counters
 
     def _labelled(self, *names: str) -> dict[str, float]:
-        """Return counters ``<field>.<value>``, such as ``kernel.decode``, of the launches.
-
-        ``names`` are the fields. A field whose value is None has no counter.
-        """
+        """Return counters ``<field>.<value>``, such as ``kernel.decode``; none for a None."""
         values = {name: getattr(self, name) for name in names}
         return {f"{name}.{v}": self.launches for name, v in values.items() if v is not None}
 

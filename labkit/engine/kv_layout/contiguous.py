@@ -164,10 +164,7 @@ class ContiguousStep:
 def _attend_row(
     row: DenseKV, layer: SdpaLayer, queries: mx.array, first: int, end: int, mask: Any
 ) -> tuple[mx.array, int]:
-    """Attend to the tokens of a row from ``first`` to ``end`` (exclusive).
-
-    Returns the output [1, heads, tokens, value_dim] and the bytes of keys and values read.
-    """
+    """Attend to a row's tokens [first, end). Return [1, heads, tokens, value_dim], bytes read."""
     arrays = row.layer(layer.index)
     if arrays[0].bits is not None:
         k, v = (array.columns(first, end) for array in arrays)

@@ -279,10 +279,7 @@ class PaddedStep:
         return tokens.reshape(len(q), *tokens.shape[2:]), report
 
     def _computed_rows(self, array: mx.array) -> mx.array:
-        """Return the rows of ``array`` that the step computes, in the columns that have tokens.
-
-        The result is a copy if these rows are not adjacent.
-        """
+        """Return the computed rows in the columns that have tokens: a copy unless adjacent."""
         first, last = int(self._places[0]), int(self._places[-1])
         if last - first + 1 == len(self._places):
             return array[first : last + 1, :, self._begin : self._end]

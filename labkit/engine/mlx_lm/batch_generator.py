@@ -327,10 +327,7 @@ def score_prompts(model: Any, requests: Sequence[Request]) -> list[tuple[PromptL
 
 
 def _logit_margin(logprobs: mx.array, token: int) -> float:
-    """Return the log probability of ``token`` minus the largest among all other tokens.
-
-    ``logprobs`` is [vocab_size] and already evaluated by MLX.
-    """
+    """Return the log probability [vocab_size] of ``token`` minus the largest of all others."""
     row = np.asarray(logprobs.astype(mx.float32))
     below = np.maximum.reduce(row[:token], initial=NEGATIVE_INFINITY)
     above = np.maximum.reduce(row[token + 1 :], initial=NEGATIVE_INFINITY)

@@ -356,10 +356,7 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
 
 
 def _check_indexer(caches: Sequence[CacheSpec], settings: dict[str, Any], model_type: str) -> None:
-    """Raise ``EngineError`` if layers cache the keys of an indexer beside their own.
-
-    The indexer selects the keys that a query attends to.
-    """
+    """Raise ``EngineError`` if an indexer selects the keys that a query attends to."""
     settings = settings | (settings.get("text_config") or {})
     for name in INDEXER_SETTINGS:
         if settings.get(name) and any(isinstance(spec, tuple) for spec in caches):

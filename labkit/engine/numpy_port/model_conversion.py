@@ -211,10 +211,7 @@ class _Converter:
         return np.ascontiguousarray(np.asarray(array))
 
     def _matrix(self, layer: Any, path: str, head: int | None = None) -> WeightMatrix:
-        """Return a layer's weight, in its stored low precision if that is allowed.
-
-        ``head`` selects one of the matrices of a ``MultiLinear``.
-        """
+        """Return a layer's weight (or a head's of several), in low precision if that is allowed."""
 
         def parameter(array: Any) -> Any:
             return array if head is None else array[head]

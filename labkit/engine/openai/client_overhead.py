@@ -89,11 +89,7 @@ def _run_round(client: HttpClient, streams: int, number: int) -> list[TimedRespo
 
 
 def _send_and_collect(client: HttpClient, keys: Sequence[str], tokens: int) -> list[TimedResponse]:
-    """Send a request for ``tokens`` tokens under each key, and return the responses.
-
-    The responses are in the order of ``keys``. Those that have not ended after
-    ``ROUND_TIMEOUT_S`` are returned incomplete.
-    """
+    """Send a request under each key; return the responses in order, late ones incomplete."""
     body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
     params = SamplingParams(max_tokens=tokens)
     submitted: dict[str, float] = {}

@@ -215,10 +215,7 @@ class HttpClient:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _watch_streams(self) -> None:
-        """Run until cancelled: measure the loop's wake-up delay, and fail silent responses.
-
-        A response is silent if nothing but keep-alives has arrived for ``silence_s`` seconds.
-        """
+        """Measure the loop's wake-up delay, and fail responses with only keep-alives for a time."""
         while True:
             due = self.clock() + CHECK_PERIOD_S
             await asyncio.sleep(CHECK_PERIOD_S)

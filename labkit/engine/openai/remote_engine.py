@@ -222,12 +222,7 @@ class RemoteEngine:
         }
 
     def _disagreements(self) -> list[dict[str, Any]]:
-        """Return the requests whose output tokens were counted differently.
-
-        Each dict has the request's id and its three token counts: the server's (``usage``), the
-        tokenizer's and the stream's (see ``counters``). At most ``MAX_RECORDED_DISAGREEMENTS``
-        requests are returned, in the order in which they finished.
-        """
+        """Return the first requests whose output tokens were counted differently (``counters``)."""
         disagreements = []
         for response in self._finished:
             counts = {
@@ -331,11 +326,7 @@ class ScoredResponse:
         )
 
     def _logprobs(self, positions: list[Mapping[str, Mapping[str, Any]] | None]) -> PromptLogprobs:
-        """Return vLLM's objects as arrays, with as many likeliest tokens as were requested.
-
-        Raises ``ValueError``, ``KeyError``, ``TypeError`` if a position is missing, or has fewer
-        tokens than requested.
-        """
+        """Return vLLM's objects as arrays, with as many likeliest tokens as were requested."""
         prompt, top = self.request.prompt_token_ids, self.request.params.prompt_logprobs or 0
         count = len(prompt) - 1
         own = np.empty(count)

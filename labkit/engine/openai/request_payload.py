@@ -107,10 +107,7 @@ class PayloadBuilder:
         return RequestPayload(request, json.dumps(body).encode(), same_ids)
 
     def _build_scored(self, request: Request) -> RequestPayload:
-        """Build the payload for a prompt's log probabilities. The response is not streamed.
-
-        The server generates one token, because vLLM refuses to generate none.
-        """
+        """Build the payload for a prompt's log probabilities: one token (vLLM's least), no stream."""
         body = {
             "model": self._model,
             "prompt": list(request.prompt_token_ids),

@@ -75,10 +75,7 @@ class ServerProcess:
         return self._options.started_by
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return the model's name in requests.
-
-        It is the configured name, else the first entry of ``/v1/models``, else ``model_dir``.
-        """
+        """Return the model's name: the configured one, the first of ``/v1/models``, or the path."""
         configured = self._options.model or self._options.server_preset.model
         if configured:
             return configured
@@ -136,10 +133,7 @@ class ServerProcess:
     def _probe(
         self, client: HttpClient, key: str, path: str, body: dict[str, Any], seconds: float
     ) -> str | None:
-        """Request one token. Return None if it arrives within ``seconds``, else the error's text.
-
-        Raises ``EngineError`` if the server has ended.
-        """
+        """Request one token. Return None if it arrives within ``seconds``, else an error text."""
         client.send(key, path, json.dumps(body).encode())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

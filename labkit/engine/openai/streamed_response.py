@@ -127,10 +127,7 @@ class StreamedResponse:
 
     @property
     def _server_count(self) -> int | None:
-        """The server's own number of output tokens, or None if it reports none.
-
-        Some servers report 0 tokens although they sent text.
-        """
+        """The server's own number of output tokens, or None. Some servers report 0 for a text."""
         return (self.usage.completion or None) if self.usage else None
 
     @property
@@ -149,10 +146,7 @@ class StreamedResponse:
         return self._server_count or detokenizer.count_tokens(self.text)
 
     def _is_one_token_per_chunk(self, count: int) -> bool:
-        """Return whether a chunk counts as its token ids or, without ids, as one token.
-
-        The last of ``count`` tokens may have no text.
-        """
+        """Return whether a chunk has ids or counts as one token. The last may have no text."""
         return self.has_token_ids or count <= self.num_chunks + 1
 
     def _num_untimed_tokens(self, count: int) -> int:
@@ -186,10 +180,7 @@ class StreamedResponse:
         return self._length_error()
 
     def _length_error(self) -> str | None:
-        """Return a message if more or fewer tokens came than the request allows, else None.
-
-        Also returns None if neither token ids nor usage give the number of tokens.
-        """
+        """Return a message if more or fewer tokens came than the request allows, else None."""
         params = self.request.params
         count = len(self.ids) if self.has_token_ids else self._server_count
         if count is None:

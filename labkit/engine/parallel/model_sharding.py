@@ -77,10 +77,7 @@ def sharding_error(model_dir: Path, size: int, *, dequantized: bool = False) -> 
 
 
 def _unsharded_types(quantization: Mapping[str, Any]) -> list[str]:
-    """Return the GGUF types of a model's layers that only labkit's own layers have.
-
-    Embeddings and the output layer are whole in every rank, so their types do not matter.
-    """
+    """Return the GGUF types of divided layers that only labkit's own layers have."""
     entries = (entry for path, entry in quantization.items() if ".layers." in f".{path}")
     modes = {str(entry.get("mode")) for entry in entries if isinstance(entry, dict)}
     return sorted(mode.upper() for mode in modes if is_gguf_only(mode))
@@ -110,10 +107,7 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
 
 
 def _is_all_reduced(layer: Any) -> bool:
-    """Return whether the ranks sum a layer's results.
-
-    Mixture-of-experts layers are recognized by their attribute ``sharding_group``.
-    """
+    """Return whether the ranks sum a layer's results. Experts have a ``sharding_group``."""
     return (
         type(layer).__name__ in ALL_REDUCED_LAYERS
         or getattr(layer, "sharding_group", None) is not None

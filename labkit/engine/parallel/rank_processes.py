@@ -203,11 +203,7 @@ class RankProcesses:
         return reply
 
     def _describe_ended(self) -> str:
-        """Return a line that names the ranks that have ended.
-
-        Waits up to ``STOP_TIMEOUT_S`` for a rank to end, because a rank's pipe may close before its
-        process ends.
-        """
+        """Return a line that names the ended ranks. A pipe may close before its process ends."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not (ended := [r for r in self._ranks if r.child.poll() is not None]):
             if time.monotonic() > deadline:

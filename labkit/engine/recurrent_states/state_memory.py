@@ -313,10 +313,7 @@ def _group(segments: Sequence[StateSegment]) -> list[list[int]]:
 def _step(
     groups: list[StateGroup], tokens: list[NDArray[Any]], total_q: int, pools: list[mx.array]
 ) -> StateStep:
-    """Return the step of ``groups``.
-
-    ``tokens`` has, for each group, the rows of its tokens among the ``total_q`` computed tokens.
-    """
+    """Return the step of ``groups``, with the rows of each group's tokens among all computed."""
     results = np.concatenate([rows.reshape(-1) for rows in tokens])
     if len(results) == total_q and (results == np.arange(total_q)).all():
         if len(groups) == 1:

@@ -170,10 +170,7 @@ def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
 
 
 def _all_logits(model: Any, sequences: Sequences) -> Logits:
-    """Return the logits of each sequence, [tokens, vocabulary].
-
-    The sequences are computed in one batch, in which shorter sequences end in padding.
-    """
+    """Return the logits of each sequence, [tokens, vocabulary], from one padded batch."""
     import mlx.core as mx
 
     ids = np.zeros((len(sequences), max(map(len, sequences))), np.int32)

@@ -217,10 +217,7 @@ def apply_params(
 
 
 def _logprobs(logits: Rows, token: int, count: int) -> Logprobs:
-    """Return log probabilities (natural, float64) of ``token`` and the ``count`` likeliest tokens.
-
-    ``logits`` is the model's own row [vocabulary], before bias, penalties and temperature.
-    """
+    """Return natural log probabilities of ``token`` and the ``count`` likeliest, of a raw row."""
     lead = logits.astype(np.float64) - float(logits.max())
     values = lead - np.log(np.exp(lead).sum())
     top = top_ids(logits, count).tolist() if count else []

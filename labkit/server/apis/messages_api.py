@@ -148,11 +148,7 @@ def _choice_name(request: CountTokensRequest) -> str | FunctionName:
 
 
 def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
-    """Add a message to the template's messages. Each tool result becomes a message of its own.
-
-    Raises ``ApiError`` if a user message contains a tool call, an assistant message contains a tool
-    result, or a result's id matches no earlier call.
-    """
+    """Add a message to the template's messages. Each tool result becomes a message of its own."""
     content, is_user = message.content, message.role == "user"
     blocks = [TextParam(text=content)] if isinstance(content, str) else content
     if any(isinstance(block, ToolUseParam if is_user else ToolResultParam) for block in blocks):
@@ -171,10 +167,7 @@ def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
 
 
 def _add_results(conversation: TemplateMessages, blocks: Sequence[Any]) -> None:
-    """Add a user message's tool results and texts in the order of its blocks.
-
-    The result of a tool that failed begins with ``Error:``.
-    """
+    """Add a user message's tool results, failed ones with ``Error:``, and texts, in order."""
     for is_result, group in itertools.groupby(blocks, lambda b: isinstance(b, ToolResultParam)):
         if is_result:
             for block in group:
