@@ -162,10 +162,7 @@ class Counters:
         return self._values.get(name, 0)
 
     def as_dict(self, *, flush: bool = True) -> dict[str, float]:
-        """Return a copy of the sums and peaks.
-
-        Without ``flush`` it lacks what deferred functions will add.
-        """
+        """Return the sums and peaks, without ``flush`` not those of the deferred functions."""
         if flush:
             self.flush()
         return dict(self._values)

@@ -96,10 +96,7 @@ class ByteRun:
         self._has_open_prompt = False  # the decoder's incomplete character is the prompt's
 
     def begin(self, prompt: Sequence[int | None]) -> None:
-        """Start with the incomplete character at the end of a prompt, if there is one.
-
-        ``prompt``: for each token its byte, or None if it is not a byte token.
-        """
+        """Start with a prompt's incomplete last character. None: the token is not a byte token."""
         for byte in prompt:
             self._decoder.decode(b"" if byte is None else bytes([byte]), final=byte is None)
         self._has_open_prompt = bool(self._decoder.getstate()[0])

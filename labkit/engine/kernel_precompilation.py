@@ -220,7 +220,7 @@ def _unit(op: str, needs: Needs) -> None:
 
 
 def _format(element: str, bits: int, needs: Needs) -> None:
-    """Compile the functions of a format of weights: those of trained models, with exact mantissas."""
+    """Compile the functions of a format of weights whose mantissas convert exactly, as trained."""
     from labkit.cpu.matmul import quantized_matmul
 
     quantized_matmul.format_functions(element, bits, bits > 0 and element != "float32")

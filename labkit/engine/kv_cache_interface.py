@@ -64,10 +64,7 @@ class ComputedTokenCount:
         self.peak: float = 0
 
     def update(self, request_id: str, tokens: int, reserved: float = math.inf) -> None:
-        """Set a request's computed tokens and update the peak.
-
-        ``reserved`` is the number of tokens for which all requests together have memory.
-        """
+        """Set a request's computed tokens. All together have memory for ``reserved`` tokens."""
         self._total += tokens - self._tokens.get(request_id, 0)
         self._tokens[request_id] = tokens
         self.peak = max(self.peak, min(self._total, reserved))
@@ -79,10 +76,7 @@ class ComputedTokenCount:
         return tokens
 
     def reset(self, reserved: float = math.inf) -> None:
-        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller.
-
-        ``reserved`` is the number of tokens for which all requests together have memory.
-        """
+        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller."""
         self.peak = min(self._total, reserved)
 
 
@@ -157,18 +151,11 @@ class KVCacheManager:
         return self._tables
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
-        """Return what a step does with states, or None if the model has no states.
-
-        Call this once for each step, because every call plans snapshots.
-        """
+        """Return what a step does with states, if there are any. Every call plans new snapshots."""
         return None
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``.
-
-        A layout with snapshots of states shortens the chunk, so that it ends where a snapshot can
-        be taken.
-        """
+        """Return how many of ``count`` prompt tokens to compute, 1 or more, before a snapshot."""
         return count
 
     def used_bytes(self, num_tokens: int) -> int:

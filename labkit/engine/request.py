@@ -344,13 +344,10 @@ class RequestState:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that can be scheduled now, including one that the step in flight will sample.
-
-        The last output token (``max_tokens``) is never computed, because nothing follows it.
-        """
+        """Tokens that can be scheduled now, including one that the step in flight will sample."""
         known = len(self.token_ids) + self.num_output_placeholders
         if known - self.num_prompt_tokens >= self.request.params.max_tokens:
-            return 0
+            return 0  # nothing follows the last output token
         return known - self.num_computed_tokens - self.num_in_flight_tokens
 
     def admit(self, num_reserved_tokens: int, num_cached_tokens: int) -> None:
@@ -392,10 +389,7 @@ class RequestState:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens in the KV cache after ``max_tokens`` output tokens.
-
-        The last output token is never computed.
-        """
+        """Tokens in the KV cache after ``max_tokens`` output tokens, the last of which is not."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1
 
 

@@ -232,10 +232,7 @@ class StepLoop:
         return self._counters.as_dict(flush=not in_flight)
 
     def drain(self) -> None:
-        """Wait until the step in flight is computed. The next step returns its results.
-
-        If the step fails, the exception is raised, and the step is no longer in flight.
-        """
+        """Wait for the step in flight. The next step returns its results; a failed one is lost."""
         last, self._in_flight = self._in_flight, None
         if last:
             logits = last.wait_logits()

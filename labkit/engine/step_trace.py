@@ -203,10 +203,7 @@ class StepTrace:
         return preempted
 
     def step_of(self, key: object) -> TracedStep | None:
-        """Return the traced step to which a ``SchedulerOutput`` or a ``Batch`` belongs.
-
-        Return None if that step is not traced, or has ended.
-        """
+        """Return the traced step of a ``SchedulerOutput`` or a ``Batch``, if it has not ended."""
         return self._open.get(id(key))
 
     def report(self) -> dict[str, Any]:

@@ -87,10 +87,7 @@ class AttentionMetadata:
 
     @property
     def map_us(self) -> float:
-        """Host time (us) of the resolver's maps: building them, and converting them for a device.
-
-        They are converted at the first launch that reads them.
-        """
+        """Host time (us) of building the resolver's maps, and of converting those read so far."""
         return self.build_us + sum(self.conversions_us)
 
     @cached_property

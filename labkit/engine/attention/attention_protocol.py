@@ -59,10 +59,7 @@ class Attention(Protocol):
         """
 
     def report(self, metadata: Any) -> Reports:
-        """Return the reports of the launches since the last call, identical launches summed.
-
-        The outputs of ``forward`` must have been evaluated before.
-        """
+        """Return the reports of the evaluated launches since the last call, identical summed."""
 
     def pending(self, metadata: Any) -> list[Any]:
         """Return the lazy arrays that must be evaluated with the outputs at the step's end."""

@@ -98,10 +98,7 @@ class PagedBackend:
         self._last = None
 
     def clear_values(self) -> None:
-        """Remove a failed step's NaN from the pools, if values that no query sees have an effect.
-
-        This base class does nothing.
-        """
+        """Remove a failed step's NaN where unseen values have an effect, which none have here."""
 
     def bind(
         self,
@@ -230,10 +227,7 @@ class PagedBackend:
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
-        """Return the output and the launch's report.
-
-        The output is written to ``out`` (None: a new array).
-        """
+        """Return the output, in ``out`` unless that is None, and the launch's report."""
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:

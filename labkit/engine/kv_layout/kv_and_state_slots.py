@@ -104,10 +104,7 @@ class HybridKVCacheManager(KVCacheManager):
         return self._attention.capacity_tokens
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan:
-        """Return each chunk's token range, and the slot for a snapshot at the chunk's end, if any.
-
-        The plan also has the copies of snapshots to make before the step (``StatePlan``).
-        """
+        """Return each chunk's tokens and snapshot, and the copies to make before the step."""
         segments = []
         for chunk in output.chunks:
             request_id = chunk.state.request_id

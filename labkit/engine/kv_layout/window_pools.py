@@ -141,10 +141,7 @@ class WindowBlocks:
         self._num_freed[request_id] = 0
 
     def table(self, request_id: str) -> BlockIds:
-        """Return a request's block ids in the order of its tokens. Freed blocks are ``NULL_BLOCK``.
-
-        Tables are immutable: the same object always has the same blocks.
-        """
+        """Return a request's immutable table of block ids. Freed blocks are ``NULL_BLOCK``."""
         return self._tables[request_id]
 
     def num_missing(self, request_id: str, num_tokens: int) -> int:
@@ -152,10 +149,7 @@ class WindowBlocks:
         return max(0, self.pool.blocks_for(num_tokens) - len(self._tables[request_id]))
 
     def grow(self, request_id: str, num_tokens: int) -> None:
-        """Allocate the missing blocks.
-
-        Raises ``ValueError`` if too few blocks are free. Nothing was allocated.
-        """
+        """Allocate the missing blocks, or none, and raise ``ValueError``, if too few are free."""
         missing = self.num_missing(request_id, num_tokens)
         if missing:
             blocks = np.asarray(self.pool.allocate(missing), np.int32)
@@ -187,10 +181,7 @@ class WindowBlocks:
         return blocks
 
     def check(self, running: set[str]) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests have tables and blocks.
-
-        The pool's reference counts must agree with the tables.
-        """
+        """Raise ``AssertionError`` unless the ``running`` requests have all tables and blocks."""
         if set(self._tables) != running:
             raise AssertionError("the tables of a window are not those of the running requests")
         self.pool.check([self._held(request_id) for request_id in self._tables])

@@ -95,10 +95,7 @@ class PolicyInputs:
         return sum(part.bytes for part in self.fixed_parts())
 
     def blocks_under(self, ceiling: int) -> int:
-        """Return the number of KV blocks that fit under ``ceiling`` bytes beside ``fixed_parts``.
-
-        The number is negative if not even the fixed parts fit.
-        """
+        """Return how many KV blocks fit under ``ceiling`` bytes; negative if no other part fits."""
         return (ceiling - self.fixed_bytes()) // self.block_bytes
 
     def pool_part(self, num_blocks: int) -> MemoryPart:

@@ -234,10 +234,7 @@ class MlxLmEngine:
         return TokenEvent(request.request_id, response.token, response.finish_reason, margin)
 
     def drain(self) -> None:
-        """Wait for the decode step that the generator computes ahead.
-
-        The next ``step`` returns the tokens of that decode step.
-        """
+        """Wait for the decode step computed ahead, whose tokens the next ``step`` returns."""
         mx.synchronize(self._open_generator().stream)
 
     def counters(self) -> dict[str, float]:

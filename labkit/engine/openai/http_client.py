@@ -230,10 +230,7 @@ class HttpClient:
                     exchange.end(KEPT_OPEN_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
-        """Send a JSON body to ``path`` and return without waiting for the response.
-
-        ``completed_responses`` will return the response, or the error, under ``key``.
-        """
+        """Send a JSON body. ``completed_responses`` will return the response under ``key``."""
         submitted = self.clock()
         self._loop.call_soon_threadsafe(self._begin, key, path, body, submitted)
 
@@ -279,10 +276,7 @@ class HttpClient:
         return completed
 
     def cancel(self, key: str) -> None:
-        """Close a request's connection and drop its response.
-
-        A response that has ended already is still returned by ``completed_responses``.
-        """
+        """Close a request's connection. A response that has ended already is still returned."""
 
         async def abort() -> None:
             exchange = self._exchanges.pop(key, None)

@@ -107,7 +107,7 @@ class PayloadBuilder:
         return RequestPayload(request, json.dumps(body).encode(), same_ids)
 
     def _build_scored(self, request: Request) -> RequestPayload:
-        """Build the payload for a prompt's log probabilities: one token (vLLM's least), no stream."""
+        """Build the payload for a prompt's log probabilities. vLLM generates one token or more."""
         body = {
             "model": self._model,
             "prompt": list(request.prompt_token_ids),

@@ -146,10 +146,7 @@ class ServerProcess:
         return f"no answer within {seconds:.1f} s"
 
     def reset_prefix_cache(self) -> None:
-        """Empty the server's prefix cache with ``POST /reset_prefix_cache``.
-
-        Raises ``EngineError`` if the server refuses, or does not respond.
-        """
+        """Empty the server's prefix cache. Raises ``EngineError`` if the server does not do it."""
         request = self._request("/reset_prefix_cache", "POST")
         try:
             DIRECT.open(request, timeout=PROBE_TIMEOUT_S).close()
@@ -162,10 +159,7 @@ class ServerProcess:
         raise EngineError(f"{self._option}: the prefix cache was not reset: {reason}")
 
     def process_memory(self) -> dict[str, float]:
-        """Return the resident bytes of the server and its descendants as ``rss_bytes``.
-
-        The dict is empty if labkit did not start the server or the bytes cannot be read.
-        """
+        """Return the ``rss_bytes`` of a started server and its descendants; {} if unknown."""
         import psutil
 
         if self._supervised is None:

@@ -100,11 +100,7 @@ class StreamedResponse:
         return StreamEvent(self.request.request_id, token, None, received=at, **content)
 
     def final_event(self, at: float, detokenizer: Detokenizer, counters: Counters) -> StreamEvent:
-        """Return the last event of a stream that has ended at time ``at``.
-
-        The event finishes the request, or is an error event if the response does not serve the
-        request.
-        """
+        """Return the event that finishes the request, or its error, of a stream ended at ``at``."""
         if self.finish is not None:
             name = self.finish if self.finish in COUNTED_FINISH_REASONS else "other"
             counters.add(f"finish.{name}")
@@ -159,10 +155,7 @@ class StreamedResponse:
         return 0 if shown else int(count == self.num_chunks + 1)
 
     def first_chunk_excess(self, count: int) -> float:
-        """Return the estimated share of ``count`` tokens after the first that came with it unseen.
-
-        It is 0 if the number of tokens in the first chunk is known.
-        """
+        """Return the estimated share of the tokens after the first that came unseen with it."""
         if self._is_one_token_per_chunk(count):
             return 0.0
         return (count / self.num_chunks - 1) / (count - 1)

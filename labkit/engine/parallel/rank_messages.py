@@ -60,10 +60,7 @@ class RankFailure:
 
     @classmethod
     def from_exception(cls, error: Exception) -> RankFailure:
-        """Return the failure that describes ``error``.
-
-        ``kind`` is ``RuntimeError`` if the exception is an instance of no forwarded error.
-        """
+        """Return the failure of ``error``: a ``RuntimeError`` unless its class is forwarded."""
         message = one_line(error)
         kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:

@@ -247,10 +247,7 @@ class Scheduler:
         return events
 
     def add(self, request: Request) -> None:
-        """Append a request to the waiting queue.
-
-        Raises ``EngineError`` if it needs more KV memory than the whole KV cache has.
-        """
+        """Queue a request. Raises ``EngineError`` if it needs more than the whole KV cache."""
         state = RequestState(request, self._num_arrivals)
         reason = self._cache.refusal_reason(state.max_kv_tokens)
         if reason is not None:

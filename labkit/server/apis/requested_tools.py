@@ -57,10 +57,7 @@ class RequestedTools:
         return await service.grammars.from_lark(grammar, "tools")
 
     def check_text_format(self, field: str) -> None:
-        """Refuse a text format with ``ApiError`` if the model may call functions.
-
-        ``field`` is the request's field that sets the text format.
-        """
+        """Raise ``ApiError`` if the model may call functions, though ``field`` sets a format."""
         if self.call_format is not None:
             raise invalid(
                 f"{field} cannot be combined with tools, unless tool_choice is none", field

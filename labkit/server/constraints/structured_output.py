@@ -65,10 +65,7 @@ class Grammars:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def load_tokenizer(self) -> None:
-        """Read the tokenizer now, because reading it while requests run would hold the GIL.
-
-        If llguidance does not support the tokenizer, requests with a grammar are refused.
-        """
+        """Read the tokenizer, which holds the GIL. Without it, grammars are refused."""
         with contextlib.suppress(GrammarError):
             _ = self._compiler.tokenizer
 

@@ -74,10 +74,7 @@ class ToolCallFormat:
         self.shows_its_end = not self.end or parser == JSON_PARSER
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
-        """Return the calls in the text between a start and an end mark.
-
-        Returns [] if there are none, or one of them does not call any of the tools.
-        """
+        """Return the calls in the text between two marks, or [] if one calls none of the tools."""
         try:
             parsed = self._module.parse_tool_call(text, list(tools))
         except Exception:  # parsers raise any exception on text that is not a call
@@ -187,10 +184,7 @@ class ToolCallParser:
         yield from self._without_blank_texts(self._split(text))
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """End the output: yield what is still buffered.
-
-        A call that may have been cut off is plain text.
-        """
+        """End the output: yield what is buffered. A call that may be cut off is plain text."""
         buffered, self._buffer = self._buffer, ""
         if self._inside and self._format.shows_its_end:
             rest = self._calls(buffered, "")

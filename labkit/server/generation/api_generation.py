@@ -97,10 +97,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        """Convert an event of an engine request to an output and queue the output.
-
-        Call ``wake`` afterwards, so that ``outputs`` yields it.
-        """
+        """Queue the output of an engine request's event. ``wake`` lets ``outputs`` yield it."""
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":

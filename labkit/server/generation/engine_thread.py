@@ -123,10 +123,7 @@ class EngineThread:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the current command or step started; 0 while the thread is idle.
-
-        A step that follows a command counts from the command's start.
-        """
+        """Seconds since the current commands and step started; 0 while the thread is idle."""
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 

@@ -157,10 +157,7 @@ class Service:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Count a request that is being prepared, for example tokenised.
-
-        Raises ``ApiError`` if the server is full (429) or stopping (503).
-        """
+        """Count a request in preparation. Raises ``ApiError`` if the server is full or stopping."""
         if self._stopping:
             raise ApiError(503, STOPPING)
         self._check_room(self._num_preparing + 1)
@@ -244,11 +241,7 @@ class Service:
         return generation
 
     async def reset_prefix_cache(self) -> None:
-        """Evict the prefix cache.
-
-        Raises ``ApiError`` if requests are running or waiting (409), or the engine cannot serve
-        (503).
-        """
+        """Evict the prefix cache. Raises ``ApiError`` if requests are live or it fails."""
         reason = self.unhealthy_reason()
         if reason is not None or self._thread is None:
             raise ApiError(503, reason or "the server has not started")
@@ -271,10 +264,7 @@ class Service:
             ) from None
 
     def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
-        """Remove an ended request from the live ones and record its metrics.
-
-        If ``abort`` is true, the request is also aborted in the engine.
-        """
+        """Remove an ended request, record it and, with ``abort``, abort it in the engine."""
         generation = self._live.pop(request_id, None)
         if generation is None:
             return
