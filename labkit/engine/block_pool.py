@@ -133,7 +133,7 @@ class BlockPool:
             self._cached[block] = 1
 
     def evict(self, blocks: Iterable[int]) -> None:
-        """Mark blocks as not cached (``ValueError``: a block is not). Evictable ones become free."""
+        """Mark blocks as not cached (``ValueError``: one is not). Evictable ones become free."""
         blocks = list(blocks)
         if self.on_evict is not None:
             self.on_evict(blocks)

@@ -285,7 +285,13 @@ def _counters_mistake(counters: Any) -> str | None:
 
 def _check_preconditions(options: config.Engine) -> None:
     """Check the wired collector and MLX's variables (``EngineError``); set MLX's cache limit."""
-    _require_wired_collector(options.budget)
+    demanded = options.budget.wired_collector
+    if demanded is not config.WiredCollector.any:
+        machine = memory_capacity.find_profile(options.budget.machine)
+        reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
+        hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
+        if reason is not None:
+            raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")
     require_mlx_variables(options.mlx)
     if options.mlx_cache_limit is not None:
         import mlx.core as mx
@@ -302,16 +308,3 @@ def require_mlx_variables(mlx: config.Mlx) -> None:
                 f"engine.mlx: {name} is {actual or 'not set'} in this process, not {value}; "
                 f"MLX reads it when it is imported: set {name}={value} before Python starts"
             )
-
-
-def _require_wired_collector(budget: config.Budget) -> None:
-    """Raise ``EngineError`` unless the state of the wired collector is what ``budget`` demands."""
-    demanded = budget.wired_collector
-    if demanded is config.WiredCollector.any:
-        return
-    machine = memory_capacity.find_profile(budget.machine)
-    reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
-    if reason is None:
-        return
-    hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
-    raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")

@@ -180,20 +180,18 @@ class _Progress:
         if time.monotonic() - self._start < SHOW_AFTER_S:
             return
         line = f"compiling {min(self._done + 1, self._total)} of {self._total} kernels"
-        if self._stream.isatty():
-            self._update(line)
-        elif not self._shown:
-            print(f"{line} (once per machine)", file=self._stream, flush=True)
-        self._shown = True
-
-    def _update(self, line: str) -> None:
-        if self._live is None:
+        if not self._stream.isatty():
+            if not self._shown:
+                print(f"{line} (once per machine)", file=self._stream, flush=True)
+            self._shown = True
+        elif self._live is None:
             from rich.console import Console
             from rich.status import Status
 
             self._live = Status(line, console=Console(file=self._stream))
             self._live.start()
-        self._live.update(line)
+        else:
+            self._live.update(line)
 
 
 Needs = dict[str, Any]  # what ``fill_cache`` passes to the processes

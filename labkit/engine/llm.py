@@ -125,10 +125,8 @@ class LLM:
         Raises ``EngineError`` if a prompt is neither text nor token ids, or the numbers of
         ``params`` and prompts differ.
         """
-        last: dict[str, RequestOutput] = {}
         with contextlib.closing(self.stream(prompts, params)) as outputs:
-            for output in outputs:
-                last[output.request_id] = output
+            last = {output.request_id: output for output in outputs}
         return [last[key] for key in sorted(last, key=int)]
 
     def stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,17 +76,14 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     from labkit.models.tokenizer import Detokenizer
 
     server_options = options.server
-    server = server_process.start_server(options, model_dir)
-    client = None
-    try:
+    with ExitStack() as cleanup:  # unless everything succeeds
+        server = server_process.start_server(options, model_dir)
+        cleanup.callback(server.stop)
         client = HttpClient(server.url, server_options.silence_s, server_options.api_key)
+        cleanup.callback(client.close)
         model = server.wait_until_ready(client, ENDPOINT_PATHS[server_options.api], model_dir)
         directory = inspect(model_dir, name=model_dir.name, option="engine=openai")
         detokenizer = Detokenizer(model_dir)
         payloads = PayloadBuilder(server_options, model, detokenizer, directory.eos_token_ids)
-    except BaseException:
-        if client is not None:
-            client.close()
-        server.stop()
-        raise
+        cleanup.pop_all()
     return RemoteEngine(server, client, payloads, detokenizer, server_options)

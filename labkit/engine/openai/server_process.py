@@ -284,11 +284,7 @@ def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
 
 def _served_directory(server: config.OpenAIServer, model_dir: Path) -> Path:
     """Return the directory for ``{model}``: the model's own, or a copy that the server can load."""
-    from labkit.engine.model.model_copies import (
-        float32_directory,
-        is_quantized,
-        mlx_lm_directory,
-    )
+    from labkit.engine.model.model_copies import float32_directory, is_quantized, mlx_lm_directory
 
     preset = server.server_preset
     if server.float32 or (preset.float_weights and is_quantized(model_dir)):

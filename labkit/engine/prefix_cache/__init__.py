@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from labkit.engine.prefix_cache.eviction import LRU, EvictionPolicy
 
 Remap = Mapping[int, int]
 """Index in a request's block table -> the block that replaces it."""
@@ -45,7 +45,7 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool, policy: EvictionPolicy | None = None) -> None:
         self._pool = pool
-        self.policy = policy or LeastRecentlyUsed()
+        self.policy = policy or LRU
         self._num_releases = 0
         self.num_evicted = 0  # since the last reset, by ``evict``
 

@@ -18,7 +18,11 @@ from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.constraints.tool_call_parser import ParsedToolCall
 from labkit.server.generation.api_generation import Part
-from labkit.server.generation.http_response import GenerationResponse, named_sse_event
+from labkit.server.generation.http_response import (
+    GenerationResponse,
+    json_response,
+    named_sse_event,
+)
 from labkit.server.generation.prompt_encoding import check_contents, encode_conversation
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages
@@ -96,8 +100,7 @@ async def count_tokens(service: Service, body: bytes) -> Response:
     request = decode(_count_decoder, body)
     messages, tools, options = _conversation(service, request)
     prompt = await encode_conversation(service, messages, tools.definitions, options=options)
-    encoded = msgspec.json.encode(TokenCount(len(prompt)))
-    return Response(encoded, media_type="application/json")
+    return json_response(TokenCount(len(prompt)))
 
 
 def _conversation(

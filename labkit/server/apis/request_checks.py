@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from labkit.engine.request import SamplingParams
+from labkit.server.constraints.grammar_compiler import GrammarSource
 from labkit.server.constraints.min_tokens import MinTokensConstraint
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.generation.service import Service
@@ -128,20 +129,17 @@ async def structured_grammar(
     """
     param = "structured_outputs"
     check_free_length(sampling, param)
-    fields = [name for name in outputs.__struct_fields__ if getattr(outputs, name)]
-    if outputs.json is not None and "json" not in fields:
-        fields.append("json")
-    if len(fields) != 1:
-        raise invalid(
-            f"structured_outputs: set exactly one of {', '.join(outputs.__struct_fields__)}", param
-        )
+    names = outputs.__struct_fields__
+    given = [n for n in names if getattr(outputs, n) or (n == "json" and outputs.json is not None)]
+    if len(given) != 1:
+        raise invalid(f"structured_outputs: set exactly one of {', '.join(names)}", param)
     grammars = service.grammars
     if outputs.regex is not None:
-        return await grammars.from_regex(outputs.regex, param)
+        return await grammars.build(GrammarSource("regex", outputs.regex), param)
     if outputs.choice is not None:
         return await grammars.from_choices(outputs.choice, param)
     if outputs.grammar is not None:
-        return await grammars.from_lark(outputs.grammar, param)
+        return await grammars.build(GrammarSource("lark", outputs.grammar), param)
     schema = {"type": "object"} if outputs.json is None else outputs.json
     if isinstance(schema, str):
         try:

@@ -80,23 +80,16 @@ class Grammars:
             text = msgspec.json.encode(schema).decode()
         except RecursionError:
             raise invalid(f"{param}: the schema is nested too deeply", param) from None
-        return await self._build(GrammarSource("json_schema", text), param)
-
-    async def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
-        """Return a constraint of a Lark grammar (llguidance's); errors as in ``from_schema``."""
-        return await self._build(GrammarSource("lark", grammar), param)
-
-    async def from_regex(self, pattern: str, param: str) -> GrammarConstraint:
-        """Return a constraint of a regex for the entire output; errors as in ``from_schema``."""
-        return await self._build(GrammarSource("regex", pattern), param)
+        return await self.build(GrammarSource("json_schema", text), param)
 
     async def from_choices(self, choices: Sequence[str], param: str) -> GrammarConstraint:
         """Return a constraint that allows only these texts; errors as in ``from_schema``."""
         self._check_size(sum(map(len, choices)) + 4 * len(choices), param)
         texts = " | ".join(map(json.JSONEncoder(ensure_ascii=False).encode, choices))
-        return await self.from_lark(f"start: {texts}\n", param)
+        return await self.build(GrammarSource("lark", f"start: {texts}\n"), param)
 
-    async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
+    async def build(self, source: GrammarSource, param: str) -> GrammarConstraint:
+        """Return a constraint that the entire output matches; errors as in ``from_schema``."""
         if not self._compiler.eos_token_ids:
             raise invalid(f"{param}: the model has no end-of-text token", param)
         self._check_size(len(source.text.encode()), param)
