@@ -93,11 +93,7 @@ def create(
 def create_rank(
     options: config.Engine, model_dir: Path, ring: Ring, schedule_check: NoScheduleCheck
 ) -> LLMEngine:
-    """Create one rank's engine over its share of the model.
-
-    ``schedule_check`` compares the rank's schedule with those of the other ranks. Raises
-    ``EngineError`` as ``create``.
-    """
+    """Create one rank's engine over its share of the model, or raise ``EngineError``."""
     _check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 

@@ -42,10 +42,7 @@ SOURCES = (
 
 
 def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
-    """Start ``fill_cache`` in a thread, and return a function that waits until it is done.
-
-    So a model is read while its kernels are compiled. Waiting raises what ``fill_cache`` raised.
-    """
+    """Start ``fill_cache`` in a thread; return a function that waits, and raises what it raised."""
     errors: list[BaseException] = []
 
     def fill() -> None:
@@ -67,11 +64,7 @@ def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
 
 
 def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None = None) -> None:
-    """Compile what an engine of ``options`` needs for a model, unless this machine did it before.
-
-    While it takes longer than ``SHOW_AFTER_S``, ``stream`` (default: stderr) says how many kernels
-    are done.
-    """
+    """Compile what an engine needs for a model, once per machine. ``stream``: shows progress."""
     if options.attention.backend != "fused" or options.attention.device is not config.Device.cpu:
         return
     if options.kv.layout is not config.KVLayout.paged or ":" in options.attention.resolver:
@@ -283,7 +276,7 @@ def _replay(needs: Needs) -> None:
 
 
 def steps_for(needs: Needs) -> list[tuple[int, Step]]:
-    """Return the steps, and the number of kernels that each compiles: the longest first.
+    """Return the steps with their numbers of kernels, the longest first.
 
     A step that loads the kernels of another comes later.
     """

@@ -243,10 +243,7 @@ class LLM:
 
 @contextlib.contextmanager
 def defer_sigint() -> Iterator[None]:
-    """Defer ctrl-C to the end of the context, so that a step is never interrupted.
-
-    This has an effect in the main thread only: Python raises ``KeyboardInterrupt`` nowhere else.
-    """
+    """Defer ctrl-C, which only the main thread gets, so that a step is never interrupted."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:
         yield

@@ -155,10 +155,7 @@ def build(
     total_q: int | None = None,
     prepared: Any = None,
 ) -> AttentionMetadata:
-    """Check a batch against pools of ``num_blocks`` blocks, and return its metadata.
-
-    Raises ``ValueError`` if an array has a wrong dtype, shape or value. The message names it.
-    """
+    """Return a batch's metadata, or raise ``ValueError`` that names an array that is wrong."""
     query_lens = _query_lens(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu, lens = np.array(cu_seqlens_q), np.array(seq_lens)
@@ -183,10 +180,7 @@ TablesKey = tuple[bytes, tuple[int, ...], bytes]
 
 
 def tables_key(cu_seqlens_q: Any, block_tables: Any) -> TablesKey | None:
-    """Return a key that is equal for equal arrays, or None if an array is not int32.
-
-    Consecutive decode steps of the same sequences have the same key until a block is added.
-    """
+    """Return a key that is equal for equal arrays, or None if an array is not int32."""
     for array in (cu_seqlens_q, block_tables):
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
             return None

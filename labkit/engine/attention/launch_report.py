@@ -310,11 +310,7 @@ def _stamps(nonces: NDArray[np.uint64], kernel: str, resolver: str) -> NDArray[n
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return the number of KV blocks that one head's units visit, without and with the window.
-
-    ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
-    sees.
-    """
+    """Return how many KV blocks a head's units of ``rows`` visit, without and with window."""
     lengths = np.diff(metadata.cu_seqlens_q)
     sequence, first = units_of(lengths, rows)
     last = np.minimum(first + rows, lengths[sequence]) - 1

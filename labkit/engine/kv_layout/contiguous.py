@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:
-    """Create a cache with memory for ``capacity`` tokens of all requests together.
-
-    ``options`` sets how many tokens are set aside for each request, and by how many tokens its
-    array grows. Raises ``EngineError`` if keys and values of these shapes cannot be stored as
-    ``dtype``.
-    """
+    """Create a cache of ``capacity`` tokens. ``EngineError``: ``dtype`` does not fit the shapes."""
     try:
         manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
     except ValueError as error:  # the heads do not consist of whole groups
@@ -117,10 +112,7 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
 
 
 class Segment(NamedTuple):
-    """A request's part of a step: the packed query tokens ``[start, stop)``.
-
-    ``context`` is the number of the request's tokens in the array, including the new tokens.
-    """
+    """A request's queries ``[start, stop)`` in a step, the last of its ``context`` tokens."""
 
     row: DenseKV
     start: int

@@ -329,10 +329,7 @@ class PagedKVCacheManager(KVCacheManager):
 
 
 def plan_step(backend: PagedBackend, batch: Batch) -> tuple[Batch, StepAttention]:
-    """Plan a step's attention. The batch is returned unchanged.
-
-    The counter ``attention.map_us`` is the host time (us) of building the resolver's maps.
-    """
+    """Plan a step's attention. ``attention.map_us``: host time (us) of the resolver's maps."""
     metadata = backend.plan(
         block_tables=batch.block_tables,
         seq_lens=batch.seq_lens,

@@ -72,10 +72,7 @@ class KVArray:
 
 @dataclass(slots=True)
 class AllocationStats:
-    """Bytes of KV memory: allocated now, allocated at the peak, and copied.
-
-    ``moves`` is the number of reallocations that copied tokens.
-    """
+    """Bytes of KV memory allocated now, at the peak, and copied in ``moves`` reallocations."""
 
     allocated: int = 0
     peak: int = 0

@@ -192,10 +192,7 @@ class WindowBlocks:
 
 
 class WindowedKVCacheManager(KVCacheManager):
-    """Reserves blocks for the layers without a window in one manager, and for the others in groups.
-
-    ``limits`` has the largest chunk that a request may compute next.
-    """
+    """Reserves blocks for the layers without a window in a manager, for the others in groups."""
 
     grows_by_chunk = True
 

@@ -79,10 +79,7 @@ def from_model(model: config.Model, loading: WeightLoading = FLOAT32) -> ModelFo
 def from_shape(
     shape: config.ModelShape, name: str, loading: WeightLoading = FLOAT32
 ) -> ModelFootprint:
-    """Return the footprint of a model built in float32 from ``shape``, and cast as it is loaded.
-
-    Keys and values stay float32, and the head is untied.
-    """
+    """Return the footprint of a float32 model with an untied head, cast as it is loaded."""
     from labkit.models.synthetic import tensor_shapes as sizes
 
     if loading.layers is not None:
@@ -116,10 +113,7 @@ def from_shape(
 
 
 def from_directory(path: Path, loading: WeightLoading = FLOAT32) -> ModelFootprint | None:
-    """Return the footprint of a model directory, from config.json and the weights' headers.
-
-    Returns None if a file cannot be read or lacks a size; loading the model reports the error.
-    """
+    """Return a directory's footprint, or None if its headers lack a size (loading reports it)."""
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
@@ -285,7 +279,7 @@ class _TensorHeader:
 def _loaded_weights(
     path: Path, loading: WeightLoading, quantization: dict[str, Any], tied: bool = False
 ) -> tuple[ModelFootprint, bool]:
-    """Return a footprint with the sizes of the weights in ``path``, and whether there is an LM head.
+    """Return a footprint with the sizes of the weights in ``path`` and whether there is an LM head.
 
     The activations have the dtype of most floating-point weights after the cast. If the embedding
     is ``tied`` to the output, a stored output matrix is not counted: mlx_lm drops it on loading.

@@ -36,12 +36,7 @@ ROUNDING_BYTES = 1 << 20
 
 
 def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
-    """Check the budget before the weights are loaded.
-
-    Nothing is checked if config.json does not tell a size that the plan needs. Raises
-    ``EngineError`` if the policy refuses the budget. The message is one line that ends in the
-    setting to change.
-    """
+    """Raise ``EngineError`` (one line) if the policy refuses a budget whose sizes are known."""
     model = footprint(options, model_dir)
     result = None if model is None else plan(options, model, machine)
     if isinstance(result, BudgetRefusal):

@@ -29,10 +29,7 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
 
 
 def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
-    """Return the number of KV blocks that requests of ``lengths`` tokens need together.
-
-    In the paged layout the number includes the null block.
-    """
+    """Return the KV blocks that requests of ``lengths`` tokens need, with the paged null block."""
     null_block = kv.layout is config.KVLayout.paged
     return -(-slots_for(kv, lengths) // kv.block_size) + null_block
 

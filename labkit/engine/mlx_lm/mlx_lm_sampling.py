@@ -66,10 +66,7 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
 
 
 def check_supported(params: SamplingParams) -> None:
-    """Refuse sampling parameters that this engine does not pass to mlx_lm.
-
-    Raises ``EngineError`` if a parameter outside ``SUPPORTED_PARAMS`` differs from its default.
-    """
+    """Raise ``EngineError`` if a parameter outside ``SUPPORTED_PARAMS`` is not at its default."""
     for name, value in params.changed_outside(SUPPORTED_PARAMS):
         raise EngineError(
             f"{name}={value}: not supported by engine=mlx_lm; leave it at its default"

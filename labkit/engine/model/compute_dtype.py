@@ -75,11 +75,7 @@ def cast_target(options: config.Engine) -> str | None:
 
 
 def matrix_storage(options: config.Engine) -> MatrixStorage:
-    """Return how loading stores matrices.
-
-    ``dequantized`` if ``engine.weights=float32``; else ``as_stored`` if labkit's own kernels
-    multiply the matrices; else ``cast``.
-    """
+    """Return how loading stores matrices: unchanged only if labkit's kernels multiply them."""
     if options.weights is config.Weights.float32:
         return MatrixStorage.dequantized
     on_numpy = options.name != "mlx_lm" and options.attention.device is config.Device.cpu
@@ -95,20 +91,13 @@ def _on_gpu(options: config.Engine) -> bool:
 
 
 def kv_dtype(options: config.Engine, computed: str) -> str:
-    """Return the dtype of the KV memory.
-
-    It is ``engine.kv.dtype`` or, if that is float32 (the default), ``computed``: the dtype in which
-    the model computes.
-    """
+    """Return the KV memory's dtype: ``engine.kv.dtype`` or, if that is float32, ``computed``."""
     narrow = options.kv.dtype is not config.KVDType.float32
     return str(options.kv.dtype.value) if narrow else computed
 
 
 def kv_bits(options: config.Engine, stored: int) -> int:
-    """Return the bits per element of the KV memory, including scales and biases.
-
-    ``stored`` is the bytes per element of the model's stored weights.
-    """
+    """Return the bits of a KV element, with scales. ``stored``: bytes of a stored weight."""
     dtype = options.kv.dtype
     if dtype.quantised:
         return QUANTIZED_KV_BITS[dtype.value]
@@ -162,11 +151,7 @@ def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
 
 
 def weight_counters(weight_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Return the counters of the weights' bytes, given the bytes of each dtype.
-
-    ``weights.<dtype>`` has the bytes of one dtype, ``weights.narrow`` the bytes of all weights that
-    are quantised or in half precision.
-    """
+    """Return counters of bytes: ``weights.<dtype>``, ``weights.narrow`` (quantised and half)."""
     narrow = sum(weight_bytes.get(dtype, 0) for dtype in NARROW_DTYPES)
     return {
         **{f"weights.{dtype}": nbytes for dtype, nbytes in weight_bytes.items()},

@@ -44,11 +44,7 @@ class MlxLmModel:
 def load(
     model_dir: Path, loading: compute_dtype.WeightLoading = compute_dtype.FLOAT32
 ) -> MlxLmModel:
-    """Load a model with mlx_lm from its ``mlx_lm_directory``, and cast its weights.
-
-    Raises ``EngineError`` if mlx_lm cannot load the directory. The message is one line with
-    mlx_lm's reason.
-    """
+    """Load ``mlx_lm_directory`` with mlx_lm and cast it; raise ``EngineError`` with its reason."""
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 

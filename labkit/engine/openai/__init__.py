@@ -19,11 +19,7 @@ def check_http_extra() -> None:
 
 
 def check_installed(options: config.Engine) -> None:
-    """Check that what the server's command needs is installed, unless the server runs already.
-
-    Raises ``ConfigError`` if the program is missing, or the package gguf for ``{gguf}``. The
-    message is one line.
-    """
+    """Raise ``ConfigError`` (one line) unless what a server to be started needs is installed."""
     from labkit.engine.openai import server_process
 
     if options.server.url is not None:
@@ -47,11 +43,7 @@ def check_installed(options: config.Engine) -> None:
 
 
 def prepare(options: config.Engine, model_dir: Path) -> None:
-    """Check what the server needs, build its environment, and export the model if it must be.
-
-    Raises ``ConfigError`` if something is not installed, or the environment cannot be built, or the
-    model cannot be exported. The message is one line.
-    """
+    """Check, build and export what the server needs, or raise ``ConfigError`` (one line)."""
     from labkit.engine.openai import server_process
 
     check_installed(options)
@@ -62,11 +54,7 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
-    """Start the server, wait until it has generated a token, and return an engine around it.
-
-    Raises ``EngineError`` if the server cannot be started, or generates nothing. The message is one
-    line.
-    """
+    """Start the server, wait for a token, and return an engine, or raise ``EngineError``."""
     check_http_extra()
     from labkit.engine.openai import server_process
     from labkit.engine.openai.http_client import HttpClient

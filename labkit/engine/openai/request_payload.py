@@ -27,10 +27,7 @@ SUPPORTED_PARAMS = (
 
 @dataclass(frozen=True, slots=True)
 class RequestPayload:
-    """A request's JSON body.
-
-    ``same_ids`` says whether the server will read the prompt as the request's own token ids.
-    """
+    """A request's JSON body. ``same_ids``: the server reads the prompt as the request's ids."""
 
     request: Request
     body: bytes

@@ -257,10 +257,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
 
 
 def build_environment(server: config.OpenAIServer) -> None:
-    """Build the environment of ``engine.server.requirements``, unless the cache has it.
-
-    Raises ``ConfigError`` if it cannot be built. The message is one line.
-    """
+    """Build ``engine.server.requirements`` unless cached, or raise ``ConfigError`` (one line)."""
     preset, python = server.server_preset, server.python or sys.executable
     index = preset.index if server.packages == preset.requirements else ""
     try:

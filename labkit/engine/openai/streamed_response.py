@@ -15,10 +15,7 @@ COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 class NullChunkTimes(NamedTuple):
-    """The times of a null server's chunk, on ``time.perf_counter``.
-
-    The server measures ``request_received`` and ``chunk_sent``, the client ``chunk_received``.
-    """
+    """The times of a null server's chunk, the last one the client's, on ``time.perf_counter``."""
 
     request_received: float
     chunk_sent: float

@@ -24,11 +24,7 @@ ALL_REDUCED_LAYERS = ("ShardedToAllLinear", "QuantizedShardedToAllLinear")
 
 
 def check(experiment: config.Experiment) -> None:
-    """Refuse an arm if its model's config.json shows that the model cannot be sharded.
-
-    Raises ``ConfigError`` if a size of the model cannot be divided among the ranks. The message is
-    one line with the size.
-    """
+    """Raise ``ConfigError`` (one line) if config.json shows that a model cannot be sharded."""
     size = experiment.engine.parallel.size
     if size == 1 or experiment.engine.name != "paged" or experiment.model.shape is not None:
         return  # a configured shape was checked with the config
@@ -84,10 +80,7 @@ def _unsharded_types(quantization: Mapping[str, Any]) -> list[str]:
 
 
 def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
-    """Reduce a model to this rank's shard, in place, with mlx_lm's own ``shard``.
-
-    Raises ``EngineError`` if mlx_lm cannot shard the architecture. The message is one line.
-    """
+    """Reduce a model in place to this rank's shard with mlx_lm, or raise ``EngineError``."""
     import mlx.core as mx
 
     prefix = f"engine.parallel.size={ring.size}: model_type={loaded.model_type}"

@@ -26,20 +26,14 @@ class RankCall:
 
 @dataclass(frozen=True, slots=True)
 class BarrierArrival:
-    """A message from a rank that waits at the barrier ``name``.
-
-    All ranks must wait at a barrier of the same name.
-    """
+    """A message from a rank that waits at the barrier ``name``, as all ranks must."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankReply:
-    """A message from a rank: the value that a call returned, and the engine's state afterwards.
-
-    ``running`` has the ids of the running requests.
-    """
+    """A message from a rank: a call's value, and the engine's state and running ids after it."""
 
     value: Any
     running: frozenset[str]

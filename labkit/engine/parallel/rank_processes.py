@@ -38,10 +38,7 @@ STOP_TIMEOUT_S = 1.0  # a rank that has not ended by itself after this time is k
 
 
 class RankError(RuntimeError):
-    """A rank has died, is stuck, or computes a different step than the others.
-
-    All ranks have been killed. The message is one line.
-    """
+    """A rank has died, is stuck, or computes another step. All ranks have been killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,10 +285,7 @@ def _accept_drafts(slot: StateSlot, num_drafts: int) -> int:
 
 
 def check_position(segment: StateSegment) -> None:
-    """Check that a segment begins at the first token that its states have not consumed.
-
-    Raises ``EngineError`` otherwise.
-    """
+    """Raise ``EngineError`` unless a segment begins at the first token not yet consumed."""
     slot = segment.slot
     if slot.num_tokens != segment.start:
         raise EngineError(

@@ -33,10 +33,7 @@ def staircase(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
 
 
 def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
-    """Return the block tables as a read-only int32 array [tables, max_blocks].
-
-    Shorter tables are padded with 0, the null block.
-    """
+    """Return block tables as a read-only int32 array [tables, max_blocks], padded with 0."""
     return _stack([table.block_ids for table in tables])
 
 

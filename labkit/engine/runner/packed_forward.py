@@ -225,11 +225,7 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
 
 
 def count_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
-    """Add the counters of the layers' attention launches, and check their stamps.
-
-    Raises ``StaleLaunchError`` if a kernel wrote the stamp of another launch, so its output may be
-    that launch's.
-    """
+    """Count the layers' launches. Raises ``StaleLaunchError`` if a stamp is another launch's."""
     for report in attention.report(metadata):
         if report.stale:
             raise StaleLaunchError(

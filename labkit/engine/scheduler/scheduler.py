@@ -339,10 +339,7 @@ class Scheduler:
 
 
 def record_scored(state: RequestState, part: ScoredPart) -> None:
-    """Append the log probabilities of a step's prompt rows, unless they are recorded already.
-
-    Raises ``RuntimeError`` if earlier rows are missing.
-    """
+    """Append a step's prompt log probabilities, unless recorded; ``RuntimeError`` after a gap."""
     if part.start > state.num_scored_rows:
         raise RuntimeError(
             f"request {state.request_id}: prompt rows {state.num_scored_rows} to {part.start} were "

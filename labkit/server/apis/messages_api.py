@@ -93,10 +93,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 
 
 async def count_tokens(service: Service, body: bytes) -> Response:
-    """Return the number of tokens of a conversation's prompt. It may exceed the context length.
-
-    Raises ``ApiError`` if the request is invalid.
-    """
+    """Return the number of tokens of a conversation's prompt, which may exceed the context."""
     request = decode(_count_decoder, body)
     messages, tools, options = _conversation(service, request)
     prompt = await encode_conversation(service, messages, tools.definitions, options=options)

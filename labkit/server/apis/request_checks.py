@@ -80,10 +80,7 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
-    """Raise ``ApiError`` if an option sets the output's length, because a grammar determines it.
-
-    ``other`` is the request's field that contains the grammar.
-    """
+    """Raise ``ApiError`` if an option sets the output's length, as a grammar in ``other`` does."""
     for name in ("ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise invalid(f"{name} cannot be combined with {other}", name)

@@ -103,10 +103,7 @@ async def _encode(service: Service, request: TokenizeRequest) -> list[int]:
 
 
 async def detokenize(service: Service, body: bytes) -> Response:
-    """Return the text of token ids.
-
-    Raises ``ApiError`` if the request is invalid, or an id is not in the vocabulary.
-    """
+    """Return the text of token ids. Raises ``ApiError`` if the request or an id is invalid."""
     request = decode(_detokenize_decoder, body)
     check_model(service, request.model or service.name)
     if len(request.tokens) > service.max_model_len:

@@ -58,10 +58,7 @@ class ParsedToolCall:
 
 
 class ToolCallFormat:
-    """The format in which a model writes tool calls.
-
-    ``parser``: the name of a module of ``mlx_lm.tool_parsers``.
-    """
+    """The format of a model's tool calls: a module ``parser`` of ``mlx_lm.tool_parsers``."""
 
     def __init__(self, parser: str) -> None:
         with light_package():
@@ -138,10 +135,7 @@ def _arguments_text(arguments: Any) -> str | None:
 
 
 def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
-    """Return a model's tool-call format.
-
-    Returns None if the chat template does not support tools or contains no known mark.
-    """
+    """Return a model's tool-call format, or None if its chat template names no known one."""
     template = tokenizer.template
     if template is None or not template.takes_tools:
         return None

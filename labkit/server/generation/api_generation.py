@@ -183,10 +183,7 @@ class Generation:
 
 
 def output_parts(output: TokenOutput, parser: ToolCallParser | None) -> list[Part]:
-    """Return the texts and calls that an output completes.
-
-    ``parser`` is the parser of the output's choice, or None if the choice has no tool calls.
-    """
+    """Return the texts and calls that an output completes. No parser: there are no calls."""
     if parser is None:
         return [output.text] if output.text else []
     return [*parser.add(output.text), *(parser.finish() if output.finish_reason else ())]

@@ -21,10 +21,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 async def encode_text(service: Service, text: str) -> list[int]:
-    """Return a text's token ids, computed in a thread so that the event loop goes on.
-
-    Raises ``ApiError`` if the text has more characters than the longest prompt can have.
-    """
+    """Return a text's ids, computed in a thread. Raises ``ApiError`` if it is far too long."""
     _check_characters(service, len(text), "prompt")
     return await service.run_in_thread(service.tokenizer.encode, text, long=is_long(text))
 
