@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,35 +37,32 @@ class Sampled(NamedTuple):
     error: str | None = None
 
 
-class Sampler:
-    """Samples a token per row of logits. One argmax serves all plain greedy rows.
+def sample_rows(logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
+    """Return a token for each state from its row of ``logits``.
 
     A request's token depends on its row, its parameters and its own tokens only, never on the
     other requests of the batch. If sampling fails because of a request's own parameters or
     constraint, only this request gets a ``Sampled`` with an error.
+
+    ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, whose argmax serves all plain
+    greedy rows, or an object that holds greedy tokens already (``step_logits``). Rows after the
+    last state are padding. Raises ``InvalidLogitsError`` if a row has a NaN, or nothing but
+    infinities.
     """
-
-    def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
-        """Return a token for each state from its row of ``logits``.
-
-        ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``step_logits``). Rows after the last state are padding. Raises
-        ``InvalidLogitsError`` if a row has a NaN, or nothing but infinities.
-        """
-        if isinstance(logits, np.ndarray):
-            best, top_margins = greedy(logits[: len(states)])
-            tokens, margins = best.tolist(), top_margins.tolist()
-        else:
-            tokens, margins = logits.greedy()
-        sampled = []
-        for row, state in enumerate(states):
-            if math.isnan(margins[row]):
-                raise _invalid_logits(states, margins)
-            plain = state.request.params.plain
-            sampled.append(
-                Sampled(tokens[row], margins[row]) if plain else try_sample(logits[row], state)
-            )
-        return sampled
+    if isinstance(logits, np.ndarray):
+        best, top_margins = greedy(logits[: len(states)])
+        tokens, margins = best.tolist(), top_margins.tolist()
+    else:
+        tokens, margins = logits.greedy()
+    sampled = []
+    for row, state in enumerate(states):
+        if math.isnan(margins[row]):
+            raise _invalid_logits(states, margins)
+        plain = state.request.params.plain
+        sampled.append(
+            Sampled(tokens[row], margins[row]) if plain else try_sample(logits[row], state)
+        )
+    return sampled
 
 
 def _invalid_logits(states: Sequence[RequestState], margins: Sequence[float]) -> InvalidLogitsError:
@@ -119,7 +115,7 @@ def _sample_row(logits: Rows, state: RequestState) -> Sampled:
         token, margin = int(best), float(best_margin)
     else:
         uniform = _uniform_at(request_seed(state), state.num_tokens)
-        token, margin = candidates(adjusted, params).pick(uniform), None
+        token, margin = draw(adjusted, params, uniform), None
     row_logprobs = None if params.logprobs is None else _logprobs(logits, token, params.logprobs)
     return Sampled(token, margin, row_logprobs)
 
@@ -133,24 +129,11 @@ def request_seed(state: RequestState) -> int:
     return int.from_bytes(digest, "little")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Token ids that may be sampled, with unnormalised probabilities above 0."""
+def draw(logits: Rows, params: SamplingParams, uniform: float) -> int:
+    """Return the token at which the cumulative distribution exceeds ``uniform`` in [0, 1).
 
-    ids: Ids
-    weights: NDArray[np.float64]
-
-    def pick(self, uniform: float) -> int:
-        """Return the token at which the cumulative distribution exceeds ``uniform`` in [0, 1)."""
-        cumulative = np.cumsum(self.weights)
-        index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-        return int(self.ids[min(index, len(self.ids) - 1)])
-
-
-def candidates(logits: Rows, params: SamplingParams) -> Candidates:
-    """Apply temperature, top-k, top-p and min-p, in this order, to one row [vocabulary].
-
-    The candidates are in the order of their ids. In the order of their logits, two that are nearly
+    Temperature, top-k, top-p and min-p are applied, in this order, to one row [vocabulary]. The
+    candidates are in the order of their ids. In the order of their logits, two that are nearly
     equal would change places with a last bit, which depends on the batch.
     """
     ids = np.sort(top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
@@ -165,7 +148,9 @@ def candidates(logits: Rows, params: SamplingParams) -> Candidates:
         chosen[order[:count]] = True
         ids, weights = ids[chosen], weights[chosen]
     selected = weights >= params.min_p if params.min_p else weights > 0
-    return Candidates(ids[selected], weights[selected])
+    ids, cumulative = ids[selected], np.cumsum(weights[selected])
+    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return int(ids[min(index, len(ids) - 1)])
 
 
 def top_ids(logits: Rows, count: int) -> Ids:

@@ -27,7 +27,7 @@ from labkit.engine.runner.input_builder import stack_block_tables
 from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.runner.packed_forward import PackedForward
 from labkit.engine.runner.shared_models import SharedModels
-from labkit.engine.sampling.sampler import Sampler
+from labkit.engine.sampling.sampler import sample_rows
 from labkit.engine.speculation.draft_verification import DraftRequest
 
 
@@ -90,7 +90,6 @@ class DraftModelProposer:
         self._run_model = run_model
         self._cache = cache
         self._budget = budget
-        self._sampler = Sampler()
         self._draft_states: dict[str, _DraftState] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
@@ -145,7 +144,7 @@ class DraftModelProposer:
                 states.append(state)
         tables = [self._cache.table(draft.request.state.request_id) for draft, _ in chunks]
         logits = self._run_model(pack(tokens, segments, stack_block_tables(tables), rows, states))
-        for draft, sampled in zip(sampling, self._sampler(logits, states), strict=True):
+        for draft, sampled in zip(sampling, sample_rows(logits, states), strict=True):
             # If sampling failed, any token may be the draft: the target rejects it.
             draft.tokens.append(sampled.token if sampled.error is None else 0)
 
