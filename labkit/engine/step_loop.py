@@ -184,12 +184,7 @@ class StepLoop:
         return self._decode_padding.pad(self._input_builder.build(scheduled))
 
     def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> PendingStep:
-        step = PendingStep(scheduled, batch, self._launcher.launch(batch))
-        self._count(step)
-        return step
-
-    def _count(self, step: PendingStep) -> None:
-        batch = step.batch
+        wait_logits = self._launcher.launch(batch)
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
         if not batch.prefill_tokens:
@@ -205,9 +200,10 @@ class StepLoop:
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,
                 "tokens.computed": computed,
-                "spec.unit_segments": batch.num_segments - len(step.scheduled.chunks),
+                "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
             }
         )
+        return PendingStep(scheduled, batch, wait_logits)
 
     def _finish(self, step: PendingStep) -> ComputedStep:
         return self._parts.sample(step, step.wait_logits())
