@@ -37,12 +37,6 @@ def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
     return _stack([table.block_ids for table in tables])
 
 
-def stack_window_tables(tables: Sequence[BlockTable]) -> tuple[Ints, ...]:
-    """Return the block tables of each window's pool, stacked as by ``stack_block_tables``."""
-    groups = zip(*(table.windows for table in tables), strict=True)
-    return tuple(_stack(blocks) for blocks in groups)
-
-
 def _stack(rows: Sequence[Ints]) -> Ints:
     stacked = np.zeros((len(rows), max(map(len, rows))), np.int32)
     for row, blocks in zip(stacked, rows, strict=True):
@@ -146,5 +140,6 @@ class InputBuilder:
     def _block_tables(self, tables: list[BlockTable]) -> Ints:
         if tables != self._stacked_tables:
             self._stacked_tables, self._block_tables_array = tables, stack_block_tables(tables)
-            self._window_tables = stack_window_tables(tables)
+            by_window = zip(*(table.windows for table in tables), strict=True)
+            self._window_tables = tuple(map(_stack, by_window))
         return self._block_tables_array

@@ -145,21 +145,11 @@ RESERVATIONS = {Reservation.full: full, Reservation.optimistic: optimistic}
 
 # A request's key in the queue's order: unique, and fixed for the request's life. The smallest is
 # served first. It is the preemption key too, unless a user's class has one: the largest goes first.
-
-
-def by_arrival(state: RequestState) -> QueueKey:
-    """Order by arrival. A preempted request precedes all requests that were never admitted."""
-    return 0, state.arrival_index
-
-
-def by_priority(state: RequestState) -> QueueKey:
-    """Order by the client's priority, the lower number first, and by arrival if equal."""
-    return state.request.priority, state.arrival_index
-
-
+# ``fcfs``: a preempted request precedes all requests that were never admitted. ``priority``: the
+# client's, the lower number first, and by arrival if equal.
 QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
-    "fcfs": by_arrival,
-    "priority": by_priority,
+    "fcfs": lambda state: (0, state.arrival_index),
+    "priority": lambda state: (state.request.priority, state.arrival_index),
 }
 
 
