@@ -48,9 +48,7 @@ def add_states(
         padded, step = attention.prepare_step(batch)
         if batch.states is None:  # a draft model runs the step
             return padded, step
-        return padded, step._replace(
-            states=states.prepare(batch.states, step.rows, padded.total_q)
-        )
+        return padded, step._replace(states=states.prepare(batch.states, step.rows, padded.total_q))
 
     return KVCache(manager, attention.attention, prepare_step)
 

@@ -135,9 +135,7 @@ def _from_config(
         return None
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
-    weights, has_lm_head = _loaded_weights(
-        path, loading, settings.get("quantization") or {}, tied
-    )
+    weights, has_lm_head = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
     return replace(
         weights,
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,

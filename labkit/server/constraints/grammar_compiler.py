@@ -47,7 +47,7 @@ class GrammarCompiler:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """llguidance's tokenizer, or ``GrammarError``. Reading it holds the GIL."""
+        """The tokenizer of llguidance, or ``GrammarError``. Reading it holds the GIL."""
         from llguidance import LLTokenizer
 
         try:
