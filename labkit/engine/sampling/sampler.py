@@ -115,7 +115,7 @@ def _sample_row(logits: Rows, state: RequestState) -> Sampled:
         token, margin = int(best), float(best_margin)
     else:
         uniform = _uniform_at(request_seed(state), state.num_tokens)
-        token, margin = draw(adjusted, params, uniform), None
+        token, margin = candidates(adjusted, params).pick(uniform), None
     row_logprobs = None if params.logprobs is None else _logprobs(logits, token, params.logprobs)
     return Sampled(token, margin, row_logprobs)
 
@@ -129,11 +129,23 @@ def request_seed(state: RequestState) -> int:
     return int.from_bytes(digest, "little")
 
 
-def draw(logits: Rows, params: SamplingParams, uniform: float) -> int:
-    """Return the token at which the cumulative distribution exceeds ``uniform`` in [0, 1).
+class Candidates(NamedTuple):
+    """Token ids that may be sampled, with unnormalised probabilities above 0."""
 
-    Temperature, top-k, top-p and min-p are applied, in this order, to one row [vocabulary]. The
-    candidates are in the order of their ids. In the order of their logits, two that are nearly
+    ids: Ids
+    weights: NDArray[np.float64]
+
+    def pick(self, uniform: float) -> int:
+        """Return the token at which the cumulative distribution exceeds ``uniform`` in [0, 1)."""
+        cumulative = np.cumsum(self.weights)
+        index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+        return int(self.ids[min(index, len(self.ids) - 1)])
+
+
+def candidates(logits: Rows, params: SamplingParams) -> Candidates:
+    """Apply temperature, top-k, top-p and min-p, in this order, to one row [vocabulary].
+
+    The candidates are in the order of their ids. In the order of their logits, two that are nearly
     equal would change places with a last bit, which depends on the batch.
     """
     ids = np.sort(top_ids(logits, params.top_k)) if params.top_k else np.arange(len(logits))
@@ -148,9 +160,7 @@ def draw(logits: Rows, params: SamplingParams, uniform: float) -> int:
         chosen[order[:count]] = True
         ids, weights = ids[chosen], weights[chosen]
     selected = weights >= params.min_p if params.min_p else weights > 0
-    ids, cumulative = ids[selected], np.cumsum(weights[selected])
-    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return int(ids[min(index, len(ids) - 1)])
+    return Candidates(ids[selected], weights[selected])
 
 
 def top_ids(logits: Rows, count: int) -> Ids:
