@@ -69,14 +69,14 @@ def test_a_forward_per_request_gives_plain_mlx_lm_s_tokens(name, kind, model_dir
 
 def test_the_resolver_s_maps_are_timed_in_every_forward_per_request(model_dir, monkeypatch):
     one = engine(model_dir("qwen3"), forward=PER_REQUEST)
-    memory = one._loop._launcher.run_model.memory
-    prepare = memory.prepare_step
+    runner = one._loop._launcher.run_model
+    prepare = runner.memory.prepare_step
 
     def prepare_step(batch):
         batch, attention = prepare(batch)
         return batch, attention._replace(counters={**attention.counters, "attention.map_us": 2.0})
 
-    monkeypatch.setattr(memory, "prepare_step", prepare_step)
+    monkeypatch.setattr(runner, "memory", runner.memory._replace(prepare_step=prepare_step))
     serve(one)
     counters = one.counters()
     assert counters["forwards.per_request"] > counters["steps.total"] == counters["layout.paged"]
