@@ -184,8 +184,10 @@ def budget_result(given):
     if not isinstance(planned, BudgetRefusal):
         return [[planned.ceiling, planned.blocks], None, outcome, texts]
     fraction = dict(planned.settings).get("engine.budget.fraction")
-    direction = planned.direction if planned.settings else ""  # what the message says
-    refused = {"fraction": fraction, "direction": direction, "otherwise": planned.otherwise}
+    text = planned.message
+    direction = next((end for end in ("or more", "or less") if text.endswith(end)), "")
+    otherwise = "" if planned.settings else text[text.index("no setting fits") :]
+    refused = {"fraction": fraction, "direction": direction, "otherwise": otherwise}
     return [None, refused, outcome, texts]
 
 
