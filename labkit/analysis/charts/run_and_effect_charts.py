@@ -265,8 +265,8 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
         c = row.comparison(arm)
         if c is not None and c.effect_pct is not None:
             y = middle + ((len(arms) - 1) / 2 - place) * step
-            word = verdict_word(c.verdict, row.metric, row.unit, row.better)
-            tip = f"{cell.row_name(row)}, {arm}: {percent_text(c.effect_pct)}, {word}"
+            effect = f"{percent_text(c.effect_pct)}, {verdict_word(row, c.verdict)}"
+            tip = f"{cell.row_name(row)}, {arm}: {effect}"
             chart.effect(c.effect_pct, c.ci_pct, y, styles[arm], tip, arm)
 
 

@@ -49,7 +49,7 @@ from labkit.analysis.statistics.permutation_test import (
     smallest_p,
     two_sided_p,
 )
-from labkit.records import Arm, CaseRecord, Metric, Record
+from labkit.records import Arm, CaseRecord, Record
 
 OWN_WORK_ALPHA, COARSE_OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.01, 0.05
 Z_80 = 1.2816  # normal quantile for a two-sided 80 % interval
@@ -129,7 +129,11 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
     if base not in stalled:  # it was not measured, so no arm is compared
         return None
     tested = [name for name in others if name in stalled]
-    pairs = {name: _in_common(stalled[base], stalled[name]) for name in tested}
+    pairs: dict[str, tuple[Floats, Floats]] = {}  # stalls in both arms' processes, [processes, 2]
+    for name in tested:
+        blocks = sorted(stalled[base].keys() & stalled[name].keys())
+        both = [np.array([stalled[arm][b] for b in blocks]) for arm in (base, name)]
+        pairs[name] = both[0], both[1]
     fewest = min((len(pair[0]) for pair in pairs.values()), default=len(stalled[base]))
     if smallest_p(fewest, 1) > UNCLEAR_ALPHA:
         return StallAttribution(
@@ -189,14 +193,10 @@ def _as_measured(case: CaseRecord) -> CaseRecord:
     )
     traffic = case.known_notes.get("traffic", {})
     if times and "good" in traffic:
-        notes = {**notes, "traffic": {**traffic, "good": _num_good(metrics)}}
+        values = {metric.name: metric.repeats[0] for metric in metrics}
+        good = round(values["goodput_req_s"] * values["wall_s"])
+        notes = {**notes, "traffic": {**traffic, "good": good}}
     return replace(case, metrics=metrics, notes=notes)
-
-
-def _num_good(metrics: Sequence[Metric]) -> int:
-    """Return how many requests were within the limits, by the metrics of their case."""
-    values = {metric.name: metric.repeats[0] for metric in metrics}
-    return round(values["goodput_req_s"] * values["wall_s"])
 
 
 def _stalled_by_arm(
@@ -210,14 +210,6 @@ def _stalled_by_arm(
             share = noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0
             stalled.setdefault(record.arm, {})[record.block] = share, float(noted["steps"])
     return {arm.name: stalled[arm.name] for arm in arms if arm.name in stalled}
-
-
-def _in_common(
-    base: Mapping[int, tuple[float, float]], arm: Mapping[int, tuple[float, float]]
-) -> tuple[Floats, Floats]:
-    """Return both arms' stalls in the processes that both have, each float64 [processes, 2]."""
-    blocks = sorted(base.keys() & arm.keys())
-    return np.array([base[b] for b in blocks]), np.array([arm[b] for b in blocks])
 
 
 def signed_rank_p(base: Floats, arm: Floats) -> float:

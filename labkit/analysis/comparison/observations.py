@@ -132,10 +132,8 @@ class MetricRow:
 
         It is asked for when all arms have their values.
         """
-        all_values = (v for values in self.arms.values() for v in values)
-        if self.paired_baseline is not None:
-            return all(min(v.repeats) > 0 for v in all_values)
-        return all(v.value > 0 for v in all_values)
+        paired, values = self.paired_baseline is not None, self.arms.values()
+        return all((min(v.repeats) if paired else v.value) > 0 for vs in values for v in vs)
 
     def pair(self, baseline: str, arm: str) -> MetricRow:
         """Return the row in which two arms are compared, whatever the values of other arms are.
@@ -202,16 +200,12 @@ def _middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
     return float(weights @ ratios / weights.sum())
 
 
-def mean_over_rounds(baseline: Floats, arm: Floats) -> float:
-    """Return the log ratio of two arms' mean values; the arguments are log values."""
-    return float(np.log(np.exp(arm).mean() / np.exp(baseline).mean()))
-
-
+# Estimators of two arms' log ratio from their log values, float64 [rounds] each.
 OVER_ROUNDS: Mapping[str, Callable[[Floats, Floats], float]] = {
     # Records without a note (until November 2026) have the median.
     "median": lambda baseline, arm: float(_medians(arm - baseline)),
     "middle_half": _middle_half_over_rounds,
-    "mean": mean_over_rounds,
+    "mean": lambda base, arm: float(np.log(np.exp(arm).mean() / np.exp(base).mean())),
 }
 
 
@@ -280,15 +274,11 @@ def build_rows(
                     row.arms.setdefault(record.arm, []).append(value)
     ordered: list[MetricRow] = []
     for name, rows in cases.items():
-        if rows:
-            for row in rows.values():
-                _check_rounds(row)
-                row.primary = row.metric in metrics if metrics else row.primary
-            ordered += sorted(rows.values(), key=lambda row: _rank(row, metrics))
-        else:
-            ordered.append(
-                MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
-            )
+        for row in rows.values():
+            _check_rounds(row)
+            row.primary = row.metric in metrics if metrics else row.primary
+        skip = MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
+        ordered += sorted(rows.values(), key=lambda row: _rank(row, metrics)) or [skip]
     return _name_skipped(ordered)
 
 
@@ -312,11 +302,7 @@ def _row(
         if over_rounds not in OVER_ROUNDS:
             raise RecordError(f"{file}: {case.case!r} has an unknown over_rounds: {over_rounds!r}")
         row = MetricRow(
-            case.case,
-            metric.name,
-            metric.unit,
-            metric.better,
-            metric.primary,
+            *(case.case, metric.name, metric.unit, metric.better, metric.primary),
             paired_baseline=paired_baseline,
             over_rounds=over_rounds,
         )
@@ -330,17 +316,13 @@ def _row(
 
 
 def _check_rounds(row: MetricRow) -> None:
-    if row.paired_baseline is None:
-        return
-    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}
-    for values in row.arms.values():
-        for v in values:
-            if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
-                raise RecordError(
-                    f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
-                    f"{row.metric}, but "
-                    f"{row.paired_baseline} has {rounds[v.block]} in the same block"
-                )
+    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline or "", ())}
+    for v in (v for values in row.arms.values() for v in values):
+        if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
+            raise RecordError(
+                f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
+                f"{row.metric}, but {row.paired_baseline} has {rounds[v.block]} in the same block"
+            )
 
 
 def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:

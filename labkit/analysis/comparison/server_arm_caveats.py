@@ -47,10 +47,10 @@ def lateness_errors(record: Record) -> Iterator[str]:
         if value is not None and value > max_late_ms:
             yield _bottleneck_text(description, value, max_late_ms)
     for case in record.cases:
-        late_ms = (case.known_notes.get("traffic", {}).get("late_ms") or {}).get("p99")
-        if late_ms is not None and late_ms > max_late_ms:
+        value = number_at(case.known_notes.get("traffic"), "late_ms.p99")
+        if value is not None and value > max_late_ms:
             arrivals = "it sent arrivals {} ms late (99th percentile)"
-            yield _bottleneck_text(arrivals, late_ms, max_late_ms)
+            yield _bottleneck_text(arrivals, value, max_late_ms)
 
 
 def often_late_runs(records: Sequence[Record]) -> list[Record]:
@@ -113,22 +113,21 @@ class ServerArm:
 
     def finishes(self) -> str:
         """Return how many streams ended for each finish reason: ``length 24, stop 3``."""
-        counts: dict[str, float] = {}
-        for run in self.runs:
-            for name, value in run.counters.items():
-                if name.startswith("finish.") and value:
-                    reason = name.removeprefix("finish.")
-                    counts[reason] = counts.get(reason, 0) + value
-        return ", ".join(f"{reason} {value:,.0f}" for reason, value in sorted(counts.items()))
+        names = sorted({n for run in self.runs for n in run.counters if n.startswith("finish.")})
+        counts = {n: sum(run.counters.get(n, 0) for run in self.runs) for n in names}
+        return ", ".join(f"{n.removeprefix('finish.')} {v:,.0f}" for n, v in counts.items() if v)
 
     def caveats(self) -> Iterator[str]:
-        server = self.server
+        server, cached = self.server, self.counter("tokens.cached")
         if server["kept"] is not None:
+            hits = "the server does not report cached tokens"
+            if cached is not None:
+                hits = f"{cached:,.0f} tokens hit"
             yield (
                 f"{self.arm}: its server ran before this run and stays up ({server['kept']}), so "
                 "earlier work, also for other arms, affects the numbers; every run has the same "
                 "prompts, so the server's prefix cache may hold the previous run's prompts "
-                f"({self._cached()})"
+                f"({hits})"
             )
         if not server["run_here"]:
             yield (
@@ -142,14 +141,6 @@ class ServerArm:
             )
         yield from self._counts()
         yield from self._prompts()
-
-    def _cached(self) -> str:
-        cached = self.counter("tokens.cached")
-        return (
-            "the server does not report cached tokens"
-            if cached is None
-            else f"{cached:,.0f} tokens hit"
-        )
 
     def _counts(self) -> Iterator[str]:
         server = self.server

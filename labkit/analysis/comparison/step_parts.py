@@ -135,8 +135,7 @@ def part_times(record: Record) -> dict[str, float]:
     times: dict[str, float] = {}
     for kind, by_part in note["parts_us"].items():
         weight = measured[kind] / note["steps"][kind] / tokens
-        for part, us in by_part.items():
-            times[part] = times.get(part, 0.0) + us * weight
+        times |= {part: times.get(part, 0.0) + us * weight for part, us in by_part.items()}
     return times
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.analysis.document.report_parts import TablePart
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
+from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
@@ -33,7 +34,7 @@ from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_answer import study_answer
 from labkit.analysis.tables.published_table import published_source, published_text
-from labkit.analysis.tables.results_table import ResultLine, verdict_text
+from labkit.analysis.tables.results_table import ResultLine
 from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
@@ -305,7 +306,7 @@ def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
     texts["runs"] = str(values.n)
     if comparison is not None:
         texts |= {name: text_of(comparison) for name, text_of in COMPARISON_FORMATS.items()}
-        texts["verdict"] = verdict_text(row, comparison.verdict)
+        texts["verdict"] = verdict_word(row, comparison.verdict)
     texts |= _published_numbers(report.cell, row, arm)
     launch_numbers = _launch_numbers(report, row.case, arm)
     texts |= {name: _number_text(number) for name, number in launch_numbers.items()}

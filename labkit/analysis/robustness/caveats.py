@@ -147,8 +147,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts
-    if analysis.stalls is not None:
-        yield from analysis.stalls.caveats()
+    if data.stalls is not None:
+        yield from data.stalls.caveats()
     if analysis.data.control is None:
         yield "no A/A control: the noise of this machine is unknown"
 

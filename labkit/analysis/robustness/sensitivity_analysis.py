@@ -168,19 +168,16 @@ def _undisturbed(
 def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
     """Yield the task with stalls if the verdict excludes them, and vice versa, or of the means."""
     data = analysis.data
-    if not analysis.differs(index):
+    if index not in analysis.differing or not analysis.alternative_rows[index].positive:
         return
-    row = analysis.alternative_rows[index]
-    if not row.positive:
-        return
-    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
-    if blocks:
-        base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
-        if analysis.stalls is None:
+    row, pair = analysis.alternative_rows[index], (data.baseline, arm)
+    if blocks := complete_blocks(row, pair, data.criteria.runs):
+        base, other = (log_values(row, name, blocks) for name in pair)
+        if data.stalls is None:
             yield _Task(index, arm, "mean of all launches", base, other, mean_difference)
-            return
-        how = "without" if analysis.stalls.kept_reason is not None else "with"
-        yield _Task(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
+        else:
+            how = "without" if data.keeps_stalls else "with"
+            yield _Task(index, arm, f"{how} stalls ({data.stalls.shares})", base, other)
 
 
 def _results(tasks: Sequence[_Task], alphas: Sequence[float]) -> list[SensitivityResult]:

@@ -112,9 +112,9 @@ def _tested(analysis: CellAnalysis) -> Iterator[TestedArm]:
     """Yield the arms of a cell that have tests; none while nothing may be claimed."""
     data, runs = analysis.data, analysis.data.criteria.runs
     for arm in data.treatment_arms if data.withheld_reason is None else ():
-        paired = paired_rows(analysis.rows, arm, data.baseline, runs, True)
         estimates = data.design.estimates  # nothing is claimed of them
-        rows = [row for row in paired if analysis.rows[row.index].case not in estimates]
+        without = [i for i, row in enumerate(analysis.rows) if row.case in estimates]
+        rows = paired_rows(analysis.rows, arm, data.baseline, runs, True, without)
         if rows:
             of_rows = [analysis.rows[row.index] for row in rows]
             names = tuple((row.case, row.metric) for row in of_rows)

@@ -120,11 +120,8 @@ class _CellPair:
 
 def may_have_stalled(*analyses: CellAnalysis) -> bool:
     """Return whether an arm may have caused stalls in one of the studies."""
-    return any(
-        analysis.stalls is not None
-        and bool(analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
-        for analysis in analyses
-    )
+    stalls = (analysis.data.stalls for analysis in analyses)
+    return any(bool(one.kept_reason or one.unclear_reasons) for one in stalls if one is not None)
 
 
 @dataclass(frozen=True)
@@ -561,7 +558,7 @@ def _slow_launches_text(arm: str, *studies: tuple[CellAnalysis, MetricRow]) -> s
             row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
         )
         for name, (analysis, row) in zip(STUDY_NAMES, studies, strict=True)
-        if analysis.alternative_rows and analysis.stalls is None  # rows of launches
+        if analysis.alternative_rows and analysis.data.stalls is None  # rows of launches
         for pair in [(analysis.data.baseline, arm)]
     }
     alone = [name for name, p in ps.items() if p <= slow_kernel_launches.UNCLEAR_ALPHA]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
@@ -55,17 +56,13 @@ class ResultLine:
         return self.row.comparison(self.arm)
 
     @property
-    def skipped(self) -> str | None:
-        return self.row.skipped
-
-    @property
     def verdict(self) -> str | None:
         """The verdict's name in ``cell.json``, such as ``estimate_only``."""
         return None if self.comparison is None else self.comparison.verdict
 
     def compared(self, formatter: Callable[..., str], *keys: str) -> str:
         """Format the comparison's fields ``keys``; an empty string if there is no comparison."""
-        if self.comparison is None or self.skipped is not None:
+        if self.comparison is None or self.row.skipped is not None:
             return ""
         return formatter(*(getattr(self.comparison, key) for key in keys))
 
@@ -81,11 +78,6 @@ def _kernel_names(records: Sequence[Record]) -> dict[str, str]:
     return names
 
 
-def verdict_text(row: Row, verdict: str) -> str:
-    """Return a row's verdict as it is printed: ``estimate-only``, ``lower`` for a latency."""
-    return verdict_word(verdict, row.metric, row.unit, row.better)
-
-
 def results_table(
     cell: Cell, records: Sequence[Record], primary: bool = True, anchor: str = ""
 ) -> Table[ResultLine]:
@@ -93,17 +85,17 @@ def results_table(
 
     ``anchor`` is the cell's prefix on the HTML page: numbers link to the runs behind them.
     """
-    rows = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
-    arms, kernels = cell.compared_arms, _kernel_names(records)
-    published = _published_rows(cell, [row for _, row in rows], arms)
-    units = {row.unit for _, row in rows if row.metric is not None}
+    indexed = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
+    rows, arms, kernels = [row for _, row in indexed], cell.compared_arms, _kernel_names(records)
+    published = _published_rows(cell, rows, arms)
+    units = {row.unit for row in rows if row.metric is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
 
     def link(line: ResultLine) -> str:
         return f"#{anchor}r{line.row_index}"
 
     word = "case" if cell.design.imported else "batch"
-    columns = [_row_column([row for _, row in rows], unit, word)]
+    columns = [_row_column(rows, unit, word)]
     if kernels:
         columns.append(_kernel_column(kernels, len(arms) > 1))
     if arms:
@@ -113,7 +105,7 @@ def results_table(
     if published and arms:
         columns.append(_published_column(published))
     shown: list[str | None] = [*arms] or [None]
-    lines = [ResultLine(i, row, arm) for i, row in rows for arm in shown]
+    lines = [ResultLine(i, row, arm) for i, row in indexed for arm in shown]
     notes = [*_notes(cell, bool(published)), *_cache_notes(records)]
     return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
 
@@ -161,15 +153,14 @@ def _arm_columns(
     baseline, level, failures = cell.baseline, cell.level_texts[0], cell.failure_outcomes
 
     def baseline_median(line: ResultLine) -> str:
-        if line.skipped is not None:
+        if line.row.skipped is not None:
             return ""
         median = line.row.median(baseline)
-        return (
-            failures.get(baseline, UNKNOWN) if median is None else value_text(median, line.row.unit)
-        )
+        known = value_text(median, line.row.unit)
+        return failures.get(baseline, known) if median is None else known
 
     def delta(line: ResultLine) -> str:
-        if line.skipped is not None:
+        if line.row.skipped is not None:
             return ""
         if line.row.median(line.arm) is None:
             return failures.get(str(line.arm), UNKNOWN)
@@ -181,9 +172,9 @@ def _arm_columns(
         return text if text == UNKNOWN or own in ("", level) else f"{text} ({own})"
 
     def verdict(line: ResultLine) -> str:
-        if line.skipped is not None:
-            return f"skipped: {line.skipped}"
-        return "" if line.verdict is None else verdict_text(line.row, line.verdict)
+        if line.row.skipped is not None:
+            return f"skipped: {line.row.skipped}"
+        return "" if line.verdict is None else verdict_word(line.row, line.verdict)
 
     if len(arms) > 1:
         yield Column("arm", lambda line: line.arm, numeric=False)
@@ -191,12 +182,8 @@ def _arm_columns(
     heading = "delta" if len(arms) > 1 else f"delta of {arms[0]}"
     short = "delta\n%" if len(arms) > 1 else f"delta of\n{broken_name(arms[0])}\n%"
     yield Column(heading, delta, short_heading=short, link=link)
-    yield Column(
-        f"adjusted {level} CI (%)",
-        interval,
-        short_heading=f"adjusted\n{level} CI, %",
-        link=link,
-    )
+    short = f"adjusted\n{level} CI, %"
+    yield Column(f"adjusted {level} CI (%)", interval, short_heading=short, link=link)
     yield Column(
         "adjusted p",
         lambda line: line.compared(p_text, "p_adjusted"),
@@ -210,44 +197,28 @@ def _arm_columns(
 
 def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
     qualities, level = cell.qualities, f"{100 * cell.design.quality_confidence:.3g} %"
+    forms: Mapping[str, Callable[[float], str]] = {
+        "kl_mean": lambda value: significant_text(value, 3),
+        "top1_agreement": lambda value: share_pct_text(value, 2),
+    }
 
-    def kl(value: float) -> str:
-        return significant_text(value, 3)
-
-    def share(value: float) -> str:
-        return share_pct_text(value, 2)
-
-    def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
-        def of(line: ResultLine) -> float | None:
-            quality = qualities.get(line.arm or "")
-            return None if quality is None else getattr(quality.metrics.get(metric), key, None)
-
-        return of
-
-    def interval(metric: str, form: Callable[[float], str]) -> Callable[[ResultLine], str]:
+    def column(heading: str, metric: str, *keys: str, **options: Any) -> Column[ResultLine]:
         def text(line: ResultLine) -> str:
-            ends = [value(metric, key)(line) for key in ("low", "high")]
-            return " to ".join(form(end) for end in ends if end is not None)
+            quality = qualities.get(line.arm or "")
+            known = None if quality is None else quality.metrics.get(metric)
+            ends = (getattr(known, key, None) for key in keys)
+            return " to ".join(forms[metric](end) for end in ends if end is not None)
 
-        return text
+        return Column(heading, text, **options)
 
     if qualities:
-        yield Column(
-            "KL (nats)", value("kl_mean", "estimate"), if_known(kl), short_heading="KL\nnats"
-        )
-        yield Column(f"KL {level} CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
-        yield Column(
-            "same next token (%)",
-            value("top1_agreement", "estimate"),
-            if_known(share),
-            short_heading="same\nnext\n%",
-        )
-        yield Column(
-            f"same next token {level} CI (%)",
-            interval("top1_agreement", share),
-            short_heading=f"same next\n{level} CI, %",
-            min_width=WIDTH_WITH_QUALITY,
-        )
+        wide = {"min_width": WIDTH_WITH_QUALITY}
+        yield column("KL (nats)", "kl_mean", "estimate", short_heading="KL\nnats")
+        yield column(f"KL {level} CI", "kl_mean", "low", "high", **wide)
+        top1, short = "top1_agreement", f"same next\n{level} CI, %"
+        yield column("same next token (%)", top1, "estimate", short_heading="same\nnext\n%")
+        heading = f"same next token {level} CI (%)"
+        yield column(heading, top1, "low", "high", short_heading=short, **wide)
 
 
 def _published_rows(
