@@ -116,9 +116,9 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
     """Return the runs with the names of their arms, the baseline's first."""
     if not against:
         runs = read_files(files)
-        unnamed = next((run for run in runs if run.arm is None), None)
-        if unnamed is not None:
-            raise ResultFileError(f"{unnamed.file}: it names no arms; add --against FILE")
+        for run in runs:
+            if run.arm is None:
+                raise ResultFileError(f"{run.file}: it names no arms; add --against FILE")
         return list(_named(runs))
     runs = []
     for arm, own in ((BASE, against), (HEAD, files)):
@@ -157,15 +157,14 @@ def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
 
     criteria = analysis.data.criteria
     for row, c in analysis.cell.compared:
-        have = c.blocks * criteria.runs
-        place = f"{row.case}, {row.metric}, {c.arm}"
-        if c.verdict == "estimate_only" and have < MIN_RUNS_TO_CLAIM and row.primary:
+        if not row.primary:
+            continue
+        have, place = c.blocks * criteria.runs, f"{row.case}, {row.metric}, {c.arm}"
+        if c.verdict == "estimate_only" and have < MIN_RUNS_TO_CLAIM:
             more = count_text(MIN_RUNS_TO_CLAIM - have, "more run")
             yield f"{place}: a verdict needs at least {more} of each arm"
-        if c.verdict != "inconclusive" or not row.primary:
-            continue
         per_block = criteria.runs if criteria.runs <= 2 else 1  # a long block grows by runs
-        need = blocks_to_decide(c, criteria, per_block)
+        need = blocks_to_decide(c, criteria, per_block) if c.verdict == "inconclusive" else None
         if need is not None and need * per_block > have:
             more = count_text(need * per_block - have, "more run")
             target = abs(target_effect_pct(c.effect_pct or 0.0))
