@@ -90,12 +90,11 @@ class CellData(ArmsByRole):
     @property
     def emulated(self) -> list[str]:
         """Names of the arms, without the control, whose Metal kernels ran in the emulator."""
-        return [
-            arm.name
+        devices = {
+            arm.name: arm.config.get("engine", {}).get("attention", {}).get("device")
             for arm in self.arms
-            if arm.role != "control"
-            and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
-        ]
+        }
+        return [name for name in self.real_arms if devices[name] == "emulated"]
 
     @cached_property
     def criteria(self) -> DecisionCriteria:
@@ -340,20 +339,12 @@ class CellAnalysis:
         only: Container[int] | None,
     ) -> tuple[Mapping[str, Comparison], ...]:
         data = self.data
-        arms_tested = len(data.treatment_arms)
         estimated = {index for index, row in enumerate(rows) if row.case in estimates}
-        per_arm = {
-            arm.name: compare_arm(
-                rows,
-                arm.name,
-                data.baseline,
-                criteria,
-                arms_tested if arm.role == "arm" else 1,
-                estimated,
-                only,
-            )
-            for arm in arms
-        }
+        per_arm = {}
+        for arm in arms:
+            tested = len(data.treatment_arms) if arm.role == "arm" else 1
+            names = arm.name, data.baseline
+            per_arm[arm.name] = compare_arm(rows, *names, criteria, tested, estimated, only)
         return tuple(
             {} if row.skipped is not None else {arm: of_rows[i] for arm, of_rows in per_arm.items()}
             for i, row in enumerate(rows)
@@ -366,13 +357,11 @@ class CellAnalysis:
 
     def causes(self, arm: str, metric: str | None) -> list[str]:
         """Return the reasons why gates, or counts of tokens, forbid a verdict on an arm."""
-        gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
-        causes = [gate.cause(arm) for gate in gates]
-        causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
+        data, gates = self.data, ("engaged", "identical", "healthy")
+        causes = [self.gates[name].cause(arm) for name in gates]
+        causes.append(count_cause(metric, arm, data.arms, data.records))
         if metric == "dispatch_us":
-            causes.append(
-                slow_kernel_launches.timing_cause(arm, self.data.baseline, self.data.records)
-            )
+            causes.append(slow_kernel_launches.timing_cause(arm, data.baseline, data.records))
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: Comparison) -> Verdict:
@@ -383,10 +372,9 @@ class CellAnalysis:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
-            reasons = filter(None, (verdict.reason, _zero_baseline_text(row, comparison)))
-            return replace(verdict, reason="; ".join(reasons))
+            return verdict.because(_zero_baseline_text(row, comparison))
         if self.data.design.imported.get("in_sequence") and verdict.word in DECIDED_WORDS:
-            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, IF_NO_DRIFT))))
+            return verdict.because(IF_NO_DRIFT)
         if index not in self.differing or verdict.word not in DECIDED_WORDS:
             return verdict
 
@@ -434,9 +422,13 @@ class CellAnalysis:
     @cached_property
     def cell(self) -> Cell:
         """The model of the cell, with the numbers as in ``cell.json``."""
-        data, manifest = self.data, self.data.manifest
-        published, folders = manifest.get("published"), manifest.get("config_dirs")
-        overrides = manifest.get("overrides")
+        data, manifest, published = (
+            self.data,
+            self.data.manifest,
+            self.data.manifest.get("published"),
+        )
+        lists = (manifest.get(key) for key in ("overrides", "config_dirs"))
+        overrides, folders = (None if each is None else tuple(each) for each in lists)
         rows = tuple(map(self._row, range(len(self.rows))))
         compared = (one for row in rows if row.primary for one in row.comparisons)
         claimed = {one.arm for one in compared if one.verdict in EFFECTS}
@@ -461,8 +453,8 @@ class CellAnalysis:
             ),
             environment=self.environment,
             published=Published(published) if published is not None else None,
-            overrides=None if overrides is None else tuple(overrides),
-            config_dirs=None if folders is None else tuple(folders),
+            overrides=overrides,
+            config_dirs=folders,
             sweep=dict(data.sweep) or None,
             best=self.best if data.sweep else None,
             quality=data.qualities or None,

@@ -136,23 +136,24 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
         pairs[name] = both[0], both[1]
     fewest = min((len(pair[0]) for pair in pairs.values()), default=len(stalled[base]))
     if smallest_p(fewest, 1) > UNCLEAR_ALPHA:
-        return StallAttribution(
-            pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
-        )
+        reason = "with so few processes, stalls cannot be told from an arm's own work"
+        return StallAttribution(pct, kept_reason=reason)
     p = {name: signed_rank_p(*pair) for name, pair in pairs.items()}
     limits = {name: own_work_limit(len(pair[0]), len(tested)) for name, pair in pairs.items()}
     reasons = {
-        name: _unclear_reason(name, base, p[name], len(pairs[name][0]), limits[name])
+        name: reason
         for name in tested
+        for reason in [_unclear_reason(name, base, p[name], len(pairs[name][0]), limits[name])]
+        if reason is not None
     }
     own = [reasons[name] for name in tested if p[name] * len(tested) <= limits[name]]
     if own:
-        return StallAttribution(pct, kept_reason="; ".join(map(str, own)))
+        return StallAttribution(pct, kept_reason="; ".join(own))
     bounds = {
         name: math.inf if p[name] <= UNCLEAR_ALPHA else own_work_bound_pct(*(s[:, 0] for s in pair))
         for name, pair in pairs.items()
     }
-    return StallAttribution(pct, bounds, {n: why for n, why in reasons.items() if why is not None})
+    return StallAttribution(pct, bounds, reasons)
 
 
 def own_work_limit(processes: int, arms: int) -> float:

@@ -42,15 +42,17 @@ def lateness_errors(record: Record) -> Iterator[str]:
         return
     client = notes[1]
     max_late_ms = float(client["most_late_ms"])
-    for path, description in BOUNDED_TIMES.items():
-        value = number_at(client, path)
+    arrivals = "it sent arrivals {} ms late (99th percentile)"
+    traffic = (case.known_notes.get("traffic") for case in record.cases)
+    times = [(text, number_at(client, path)) for path, text in BOUNDED_TIMES.items()]
+    times += ((arrivals, number_at(note, "late_ms.p99")) for note in traffic)
+    for description, value in times:
         if value is not None and value > max_late_ms:
-            yield _bottleneck_text(description, value, max_late_ms)
-    for case in record.cases:
-        value = number_at(case.known_notes.get("traffic"), "late_ms.p99")
-        if value is not None and value > max_late_ms:
-            arrivals = "it sent arrivals {} ms late (99th percentile)"
-            yield _bottleneck_text(arrivals, value, max_late_ms)
+            lateness = description.format(f"{value:.1f}")
+            yield (
+                f"the client is the bottleneck: {lateness}; the limit is {max_late_ms:g} ms "
+                "(engine.server.most_late_ms)"
+            )
 
 
 def often_late_runs(records: Sequence[Record]) -> list[Record]:
@@ -68,14 +70,6 @@ def often_late_runs(records: Sequence[Record]) -> list[Record]:
         if count > max(1, MAX_LATE_SHARE * runs[arm]) or 2 * count >= runs[arm]
     }
     return [record for record in late if record.arm in often]
-
-
-def _bottleneck_text(description: str, value: float, max_late_ms: float) -> str:
-    lateness = description.format(f"{value:.1f}")
-    return (
-        f"the client is the bottleneck: {lateness}; the limit is {max_late_ms:g} ms "
-        "(engine.server.most_late_ms)"
-    )
 
 
 def number_at(notes: object, path: str) -> float | None:
@@ -107,8 +101,7 @@ class ServerArm:
     def client(self, path: str) -> float | None:
         """Return the median over the runs of a number of the client, or None if not measured."""
         notes = [pair for run in self.runs if (pair := _server_and_client(run)) is not None]
-        times = [number_at(client, path) for _, client in notes]
-        known = [time for time in times if time is not None]
+        known = [v for _, client in notes if (v := number_at(client, path)) is not None]
         return median(known) if known else None
 
     def finishes(self) -> str:

@@ -57,6 +57,10 @@ class Verdict:
     word: str
     reason: str | None = None
 
+    def because(self, more: str) -> Verdict:
+        """Return the verdict with a further reason."""
+        return Verdict(self.word, "; ".join(filter(None, (self.reason, more))))
+
 
 def too_few_blocks(blocks: int, runs: int) -> str | None:
     """Return the reason why so few blocks support no claim, or None."""

@@ -15,6 +15,7 @@ from typing import Any
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
+from labkit.analysis.findings.verdict_sentences import method_text
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.result_row import Comparison, Row, row_name
 from labkit.analysis.number_format import (
@@ -28,7 +29,6 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
 
@@ -248,39 +248,19 @@ def _published_column(
     return Column("published", value, short_heading="publ.\n%", min_width=MIN_WIDTH)
 
 
-def _relabellings_text(cell: Cell) -> str:
-    """Return ``all 1,296 relabellings``, or ``Monte Carlo, 100,000 draws`` if they were sampled."""
-    blocks = max((one.blocks for one in cell.comparisons), default=0)
-    if not blocks:
-        return "exact"
-    labels = relabellings(blocks, cell.design.runs_per_block)
-    if labels.exact:
-        return f"all {labels.count:,} relabellings"
-    return f"Monte Carlo, {labels.count:,} draws"
-
-
 def _notes(cell: Cell, has_published: bool) -> list[str]:
     source = published_source(cell) if has_published else None
     notes, arms = [source] if source else [], cell.compared_arms
-    smallest_p_values = {
-        c.p_floor
-        for row in cell.rows
-        if row.primary
-        for c in row.comparisons
-        if c.p_floor and c.arm in arms
-    }
+    of_arms = (c for row in cell.primary_rows for c in row.comparisons if c.arm in arms)
+    smallest_p_values = [c.p_floor for c in of_arms if c.p_floor]
     if smallest_p_values:
-        rows = (
-            "rows but estimates, whose intervals are their own,"
-            if cell.design.estimates
-            else "rows"
-        )
-        several_levels = len(cell.level_texts) > 1
-        earlier = (
-            ", at its own level where an earlier look decided the row" if several_levels else ""
-        )
+        method = method_text(cell, "all {} relabellings")
+        own = " but estimates, whose intervals are their own,"
+        rows = f"rows{own if cell.design.estimates else ''}"
+        earlier = ", at its own level where an earlier look decided the row"
+        earlier = earlier if len(cell.level_texts) > 1 else ""
         notes.append(
-            f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
+            f"Interval and p: one permutation test within blocks ({method}), "
             f"adjusted over all {rows} and arms{earlier}; smallest reachable p "
             f"{p_text(min(smallest_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
@@ -311,6 +291,7 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
     def quantile(key: str) -> Callable[[ResultLine], str]:
         return lambda line: value_text(getattr(line.row.arms[str(line.arm)], key), line.row.unit)
 
+    mde_text = if_known(lambda mde_pct: f"{magnitude_text(mde_pct)}%")
     columns: tuple[Column[ResultLine], ...] = (
         Column("row", lambda line: row_name(line.row, metrics), numeric=False),
         Column("arm", lambda line: line.arm, numeric=False),
@@ -318,13 +299,9 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
         *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),
         Column("runs", lambda line: line.row.arms[str(line.arm)].n),
         Column("blocks won", lambda line: line.compared(_wins_text, "wins", "blocks")),
-        Column("detectable effect", lambda line: line.compared(if_known(_mde_text), "mde_pct")),
+        Column("detectable effect", lambda line: line.compared(mde_text, "mde_pct")),
     )
     return Table(columns, tuple(lines))
-
-
-def _mde_text(mde_pct: float) -> str:
-    return f"{magnitude_text(mde_pct)}%"
 
 
 def _wins_text(wins: int | None, blocks: int) -> str:
