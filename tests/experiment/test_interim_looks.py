@@ -43,6 +43,11 @@ class Planted(PlantedRuns):
         return kernel_fields(100 * math.exp(log)) | {"outcome": self.outcome, "detail": detail}
 
 
+class OnThisHost(Planted):
+    def fields(self, run, cell):
+        return super().fields(run, cell) | {"environment": {"host": fingerprint.host_hash()}}
+
+
 def run_cell(cell, *others, analysis=None, **more):
     return cell_runner.run_cell(cell, *others, analysis=analysis or AnalysisCache(), **more)
 
@@ -83,17 +88,39 @@ def test_a_stopped_study_stays_stopped(make):
 
 
 def test_a_study_that_a_look_has_ended_is_finished_on_every_host(make, monkeypatch):
-    class Here(Planted):
-        def fields(self, run, cell):
-            return super().fields(run, cell) | {"environment": {"host": fingerprint.host_hash()}}
-
-    run_cell(make(), Here(0.1, 0.002))
+    run_cell(make(), OnThisHost(0.1, 0.002))
     monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
     for redo in (False, True):
-        assert run_cell(make(), Here(0.1, 0.002), redo_failed=redo).ran == 0
+        assert run_cell(make(), OnThisHost(0.1, 0.002), redo_failed=redo).ran == 0
     next(make().paths.runs.glob("b03-*.json")).unlink()
     with pytest.raises(StudyError, match="but this is host elsewhere"):
-        run_cell(make(), Here(0.1, 0.002))
+        run_cell(make(), OnThisHost(0.1, 0.002))
+
+
+def test_a_study_grown_past_its_last_look_is_not_finished(make, monkeypatch):
+    cell, grown = (make(looks=LOOKS[:2], blocks=blocks) for blocks in (12, 16))
+    last = SimpleNamespace(undecided_cases=lambda _: ["a"] * (len(read_runs(cell.dir)) < 12 * 3))
+    run_cell(cell, OnThisHost(0.1, 0.002), analysis=last)
+    analysis.write_cell(cell.dir)
+    assert [look["decided"] for look in design_of(cell)["looks_taken"]] == [False, False, True]
+    assert (len(unfinished(cell)), len(unfinished(grown))) == (0, 4 * 3)
+    before = (cell.dir / "cell.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+        with pytest.raises(StudyError, match="but this is host elsewhere"):
+            run_cell(grown, OnThisHost(0.1, 0.002))
+    assert (cell.dir / "cell.json").read_bytes() == before
+    assert run_cell(grown, OnThisHost(0.1, 0.002)).ran == 4 * 3
+
+
+def test_a_host_that_may_not_continue_a_study_declares_no_blocks(make, monkeypatch):
+    """As when another version of labkit leaves open what was decided at the look."""
+    run_cell(make(), OnThisHost(0.1, 0.002))
+    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    undecided = SimpleNamespace(undecided_cases=lambda _: ["a"])
+    with pytest.raises(StudyError, match="but this is host elsewhere"):
+        run_cell(make(), OnThisHost(0.1, 0.002), analysis=undecided)
+    assert design_of(make())["blocks"] == 8
 
 
 def test_noise_continues_to_the_last_look(make):

@@ -460,6 +460,12 @@ def _stopped_cases(cell: ReadyCell, taken: Iterable[Mapping[str, Any]]) -> set[s
 
 
 def ended_at_look(cell: ReadyCell) -> int | None:
-    """Return the number of blocks after which a look has ended the cell; None: none has."""
+    """Return the number of blocks after which a look has ended the cell; None: none has.
+
+    A last look ends nothing any longer once it has moved, because ``design.blocks`` grew.
+    """
     taken = _old_design(cell).get("looks_taken", [])
-    return int(taken[-1]["blocks"]) if taken and taken[-1]["decided"] else None
+    if not taken or not taken[-1]["decided"]:
+        return None
+    blocks = int(taken[-1]["blocks"])
+    return blocks if any(look.blocks == blocks for look in cell.design.looks) else None

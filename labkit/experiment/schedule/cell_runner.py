@@ -134,12 +134,13 @@ class _BlockRunner:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
             for end in cell.stopping_points:
-                write_manifest(cell, end)
                 due = [block for block in blocks if _index(block) < end]
                 blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
-                if due and not holds_timing_lock:
-                    if refusal := _another_host(cell, records):
-                        raise StudyError(refusal)
+                begins = bool(due) and not holds_timing_lock
+                if begins and (refusal := _another_host(cell, records)):
+                    raise StudyError(refusal)
+                write_manifest(cell, end)
+                if begins:
                     held.enter_context(self.timing_lock())
                     holds_timing_lock = True
                 if due:
