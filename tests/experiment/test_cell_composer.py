@@ -206,7 +206,8 @@ def test_blocks_that_are_added_move_the_last_look_that_followed_from_the_time(
         refuse_changes(added)
         assert looks_of(added) == [(15, 0.01), (blocks, 0.04)]
         write_manifest(added, blocks)
-    with pytest.raises(ConfigError, match=r"blocks was 48, now 24: blocks can only be added"):
+    message = r"blocks was 48, now 24: blocks can only be added \(set design\.blocks=48 to continue"
+    with pytest.raises(ConfigError, match=message):
         refuse_changes(cell())
 
 

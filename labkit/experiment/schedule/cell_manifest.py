@@ -256,9 +256,15 @@ def _design_difference(cell: ReadyCell) -> str | None:
     if old.get("blocks", 0) > new["blocks"]:
         return (
             f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
-            f"{_older_blocks('blocks', cell, old)}"
+            f" (set design.blocks={_last_block(old)} to continue this study)"
         )
     return None
+
+
+def _last_block(design: Mapping[str, Any]) -> int:
+    """Return the number of blocks of a manifest's design, not only those up to its next look."""
+    looks = design.get("looks")
+    return int(looks[-1]["blocks"] if looks else design.get("blocks", 0))
 
 
 def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
@@ -266,10 +272,9 @@ def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
 
     If arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
     """
-    blocks, looks = cell.design.blocks, old.get("looks")
-    end = looks[-1]["blocks"] if looks else old.get("blocks")
+    blocks, end = cell.design.blocks, _last_block(old)
     doubled = end == resumed_legacy_cell.RUNS_PER_BLOCK * blocks
-    if key not in ("blocks", "looks") or not cell.design.isolation.takes_turns or not doubled:
+    if key != "looks" or not cell.design.isolation.takes_turns or not doubled:
         return ""
     return (
         f" (if an older version of labkit began this study with design.blocks={blocks}, set "
