@@ -506,10 +506,22 @@ def _is_importable(module: str) -> bool:
     if spec is None or not parts:
         return spec is not None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    searched = list(folders)
     for part in parts[:-1]:
         folders = [folder / part for folder in folders if (folder / part).is_dir()]
+        searched += folders
     files = [f"{parts[-1]}{suffix}" for suffix in all_suffixes()]
-    return any(
+    found = (
         (folder / parts[-1]).is_dir() or any((folder / file).is_file() for file in files)
         for folder in folders
     )
+    return any(found) or any(map(_searches_elsewhere, searched))
+
+
+def _searches_elsewhere(package: Path) -> bool:
+    """Return whether a package's modules may lie elsewhere than in its folder.
+
+    It is in a zip file, say, or its ``__init__.py`` sets ``__path__``.
+    """
+    init = package / "__init__.py"
+    return not package.is_dir() or (init.is_file() and b"__path__" in init.read_bytes())
