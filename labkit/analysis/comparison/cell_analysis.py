@@ -375,7 +375,7 @@ class CellAnalysis:
         return tuple(best_settings(self)) if self.data.sweep else ()
 
     def causes(self, arm: str, metric: str | None) -> list[str]:
-        """Return the reasons why gates, or counts of tokens, forbid a verdict on an arm."""
+        """Return the reasons why gates, counts of tokens or units forbid a verdict on an arm."""
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
         causes = [gate.cause(arm) for gate in gates]
         causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
@@ -383,6 +383,8 @@ class CellAnalysis:
             causes.append(
                 slow_kernel_launches.timing_cause(arm, self.data.baseline, self.data.records)
             )
+        units = {k: v for r in self.rows if r.metric == metric for k, v in r.other_units.items()}
+        causes.append(units.get(arm) or units.get(self.data.baseline))
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: Comparison) -> Verdict:

@@ -61,7 +61,8 @@ class MetricRow:
     interleaved and are compared round by round. It is None if every run had its own process.
     ``unit_value`` is set if arms are compared by differences, in units of this value, and not by
     ratios; see ``pair``. ``over_rounds`` is the estimator of a process's log ratio, a key of
-    :data:`OVER_ROUNDS`.
+    :data:`OVER_ROUNDS`. ``other_units`` is a sentence for each arm that reports the metric in
+    another unit; such values are not in the row.
     """
 
     case: str
@@ -74,6 +75,7 @@ class MetricRow:
     arms: dict[str, list[RunValue]] = field(default_factory=dict)
     unit_value: float | None = None
     over_rounds: str = "median"
+    other_units: dict[str, str] = field(default_factory=dict)
     _rounds: dict[int, dict[str, Floats]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -256,9 +258,12 @@ def build_rows(
 
     ``paired_baseline``: the baseline's name if the arms of a block were interleaved in one process,
     else None. ``metrics``: the primary metrics, the most important first; if empty, the records
-    mark them. Raises ``RecordError`` if an interleaved arm has not as many repeats as the baseline.
+    mark them. Values in another unit than the baseline's are left out. Raises ``RecordError`` if an
+    interleaved arm has not as many repeats as the baseline.
     """
-    cases: dict[str, dict[str, MetricRow]] = {}
+    records = list(records)
+    baseline = next((record.arm for record in records if record.role == "baseline"), "")
+    cases: dict[str, dict[tuple[str, ...], MetricRow]] = {}
     skipped: dict[str, str] = {}
     for record in records:
         file = f"runs/{record.run}.json"
@@ -281,10 +286,11 @@ def build_rows(
     ordered: list[MetricRow] = []
     for name, rows in cases.items():
         if rows:
-            for row in rows.values():
+            measured = _in_one_unit(rows.values(), baseline)
+            for row in measured:
                 _check_rounds(row)
                 row.primary = row.metric in metrics if metrics else row.primary
-            ordered += sorted(rows.values(), key=lambda row: _rank(row, metrics))
+            ordered += sorted(measured, key=lambda row: _rank(row, metrics))
         else:
             ordered.append(
                 MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
@@ -300,13 +306,14 @@ def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
 
 
 def _row(
-    rows: dict[str, MetricRow],
+    rows: dict[tuple[str, ...], MetricRow],
     case: CaseRecord,
     metric: Metric,
     paired_baseline: str | None,
     file: str,
 ) -> MetricRow:
-    row = rows.get(metric.name)
+    key = metric.name, metric.unit, metric.better
+    row = rows.get(key)
     if row is None:
         over_rounds = case.known_notes.get("over_rounds", "median")
         if over_rounds not in OVER_ROUNDS:
@@ -320,13 +327,30 @@ def _row(
             paired_baseline=paired_baseline,
             over_rounds=over_rounds,
         )
-        rows[metric.name] = row
-    if (row.unit, row.better) != (metric.unit, metric.better):
-        raise RecordError(
-            f"{file}: {case.case!r} has {metric.name} in {metric.unit} ({metric.better} is "
-            f"better), but other runs have it in {row.unit} ({row.better} is better)"
-        )
+        rows[key] = row
     return row
+
+
+def _in_one_unit(rows: Iterable[MetricRow], baseline: str) -> list[MetricRow]:
+    """Return one row per metric: the one in the baseline's unit, else that of the first run.
+
+    Arms of a user's own kind may report a metric in several units.
+    """
+    by_metric: dict[str | None, list[MetricRow]] = {}
+    for row in rows:
+        by_metric.setdefault(row.metric, []).append(row)
+    kept = []
+    for metric, same in by_metric.items():
+        row = next((row for row in same if baseline in row.arms), same[0])
+        kept.append(row)
+        for other in same:
+            row.other_units |= {
+                arm: f"{arm} reports {metric} in {other.unit} ({other.better} is better), other "
+                f"runs in {row.unit} ({row.better} is better)"
+                for arm in other.arms
+                if other is not row
+            }
+    return kept
 
 
 def _check_rounds(row: MetricRow) -> None:

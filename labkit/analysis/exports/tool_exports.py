@@ -53,13 +53,17 @@ def _measured(analysis: CellAnalysis) -> list[Record]:
 def benchstat(analyses: Sequence[CellAnalysis]) -> str:
     """Return the runs in Go's benchmark format, a line per run and case.
 
-    ``benchstat -col /arm`` compares the arms.
+    ``benchstat -col /arm`` compares the arms. Its lines have no units, so arms that report a
+    metric in different ones raise ``FormatError``.
 
     Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
     """
     units: dict[str, str] = {}
     lines: list[str] = []
     for analysis in analyses:
+        mixed = next((text for row in analysis.rows for text in row.other_units.values()), None)
+        if mixed is not None:
+            raise FormatError(f"--format benchstat names no units, and {mixed}")
         environment = analysis.environment
         cores = environment.get("cores") or 1
         lines += ["", f"cell: {analysis.name}"]
