@@ -203,10 +203,11 @@ def _max_in_flight(experiment: Experiment, count: int) -> int:
     """Return how many of ``count`` requests may be in flight at a time.
 
     If a rate or a trace sets the arrivals, the number of requests in flight depends on the engine's
-    speed, and the number of batch rows, which limits those that run, is returned.
+    speed, and the number of those that may run is returned.
     """
-    workload, rows = experiment.workload, experiment.engine.scheduler.max_num_seqs
-    return min(rows if workload.arrivals.is_paced else workload.concurrency or count, count)
+    if experiment.workload.arrivals.is_paced:
+        return _max_running(experiment, count)
+    return min(experiment.workload.concurrency or count, count)
 
 
 def _max_running(experiment: Experiment, in_flight: int) -> int:
