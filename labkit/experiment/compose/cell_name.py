@@ -6,9 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from labkit.config.option_index import override_key
+from labkit.machine import file_digest
 from labkit.records import PROCESSES_SUFFIX
 
 KEYS_NOT_RECORDED = ("out", "plan", "redo", "design.blocks")
@@ -76,6 +78,18 @@ def _cells_with(fixed: Sequence[str], folder: Path) -> Iterator[str]:
 
 
 def _begun_with(path: Path) -> list[str] | None:
+    try:
+        return _overrides_in(path, file_digest.file_state(path))
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1 << 14)
+def _overrides_in(path: Path, state: file_digest.FileState) -> list[str] | None:
+    """Return the overrides in a cell's file, which is read once for all cells of a command.
+
+    ``state`` tells when it was written.
+    """
     try:
         return sorted(fixed_overrides(json.loads(path.read_text("utf-8"))["overrides"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
