@@ -12,19 +12,21 @@ readers of studies call, so they accept a folder or an archive.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import io
 import lzma
 import os
-import platform
 import re
+import secrets
 import shutil
 import stat
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -383,36 +385,48 @@ def unpack_archive(path: Path, folder: Path) -> None:
     """
     archive = _open_archive(path)
     require(not folder.exists(), f"{folder} exists; choose another folder")
-    temporary = _temporary_folder(folder)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir(parents=True)
+    descriptor = os.open(temporary, os.O_RDONLY)
     try:
+        _lock(descriptor)
+        _remove_abandoned(folder)
         for name in archive.files:
             _write_below(temporary, name, archive.read(name))
         for cell in archive.cells:
             for name, content in archive.cell(cell).items():
                 _write_below(temporary / cell, name, content)
+        same = os.path.samestat(os.fstat(descriptor), temporary.stat())
+        require(same, f"{folder}: its files were removed while they were written; unpack it again")
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(descriptor)
 
 
-def _temporary_folder(folder: Path) -> Path:
-    """Return this process's temporary folder, and remove those of killed processes of this host."""
-    stem = f".{folder.name}.{platform.node()}."
-    for path in folder.parent.glob(f"{glob.escape(stem)}*.tmp"):
-        pid = path.name[len(stem) : -len(".tmp")]
-        if pid.isdecimal() and not _is_running(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-    return folder.with_name(f"{stem}{os.getpid()}.tmp")
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary folders of ``folder`` in which no living process unpacks."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if _lock(descriptor):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
-def _is_running(pid: int) -> bool:
+def _lock(descriptor: int) -> bool:
+    """Lock an open folder; return False if it is locked, or the file system has no locks.
+
+    Unlike a process's number, a lock is seen from all containers that share the folder.
+    """
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         return False
-    except PermissionError:
-        pass  # another user's process
     return True
 
 
