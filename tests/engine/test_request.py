@@ -36,16 +36,21 @@ REFUSED = {
     "prompt_logprobs": (-1, 1.5),
     "max_tokens": (0, 1.5, None),
     "seed": (-1, 1 << 64, 1.5),
-    "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}),
-    "stop": ("", ["a", ""], [1]),
-    "stop_token_ids": ((1.5,), ("a",)),
+    "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}, None, [1, 2], np.zeros((2, 2))),
+    "stop": ("", ["a", ""], [1], None, 5),
+    "stop_token_ids": ((1.5,), ("a",), None, 2),
+    "prompt_logprob_ids": ([[1]], 1, np.zeros((1, 1))),
 }
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_parameter_is_accepted_within_its_limits_and_refused_beyond(name):
+def test_a_parameter_is_accepted_within_its_limits(name):
     for value in ACCEPTED[name]:
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_parameter_is_refused_beyond_its_limits_and_of_another_type(name):
     for value in REFUSED[name]:
         with pytest.raises(ValueError, match=rf"^{name}") as refused:
             SamplingParams(**{name: value})
