@@ -1,13 +1,14 @@
 """Which values of a GGUF file's keys change nothing, so that a class may leave them out."""
 
+import numpy as np
 import pytest
 
 from labkit.models.gguf.gguf_header import GGUFError
 from labkit.models.gguf.gguf_known_keys import check_keys
 
-OFF = ((0, 0.0), (1, 2, 0.5, -1))  # what is accepted, and what is refused
+OFF = ((0, 0.0), (1, 2, 0.5, -1, "0", ["0"]))  # what is accepted, and what is refused
 FACTOR = ((0, 1, 1 + 1e-7), (2, 0.5, 1.0001, -1))
-TRUE, FALSE = ((True,), (False,)), ((False,), (True,))
+TRUE, FALSE = ((True,), (False, np.empty(0, np.int32))), ((False,), (True,))
 GATE = ((0, 1), (2, 3, 4))
 TABLE = {
     "llama": {

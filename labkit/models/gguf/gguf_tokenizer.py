@@ -23,6 +23,9 @@ SPACE = "\u2581"  # replaces every space of a text
 UNKNOWN_TOKEN = 2  # a value of tokenizer.ggml.token_type
 
 MAX_TOKENS = 1 << 20
+# Of a token of SentencePiece, which is split at every character. By default it trains tokens of 16
+# characters at most.
+MAX_TOKEN_CHARACTERS = 1 << 10
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
 # Keys of the ids that end a text, a turn and a message.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -180,11 +183,12 @@ def _strips_spaces(file: GGUFFile) -> bool:
 
 def _token_types(file: GGUFFile) -> list[int]:
     """Return the type of each token, or an empty list if the file does not have the types."""
-    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
+    kinds = file.metadata.get("tokenizer.ggml.token_type", np.empty(0, np.int32))
     number = len(file.strings("tokenizer.ggml.tokens"))
-    if not isinstance(kinds, np.ndarray | tuple) or len(kinds) not in (0, number):
+    is_integers = isinstance(kinds, np.ndarray) and kinds.dtype.kind in "iu"
+    if not is_integers or len(kinds) not in (0, number):
         raise GGUFError(
-            f"tokenizer.ggml.token_type must be a list of {number} numbers, one for each token"
+            f"tokenizer.ggml.token_type must be a list of {number} integers, one for each token"
         )
     return [int(kind) for kind in kinds]
 
@@ -235,13 +239,19 @@ def build_spm(
     Characters without a token become the tokens of their bytes.
 
     ``file``: the GGUF file. ``tokens``, ``vocab``: the tokens by id, and the ids by token.
-    ``adds_space``: whether a space is put before a text. Raises ``GGUFError`` if the scores do not
-    match the tokens.
+    ``adds_space``: whether a space is put before a text. Raises ``GGUFError`` if the scores or the
+    types do not match the tokens, or a token has more than ``MAX_TOKEN_CHARACTERS``.
     """
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
         raise GGUFError(f"tokenizer.ggml.scores must have {len(tokens)} numbers")
-    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
+    longest = max(map(len, tokens), default=0)
+    if longest > MAX_TOKEN_CHARACTERS:
+        raise GGUFError(
+            f"a token of SentencePiece has {longest} characters; the limit is "
+            f"{MAX_TOKEN_CHARACTERS}"
+        )
+    kinds = _token_types(file)
     unknown = [token for token, kind in zip(tokens, kinds, strict=False) if kind == UNKNOWN_TOKEN]
     try:
         built = Tokenizer(
