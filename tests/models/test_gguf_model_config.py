@@ -422,6 +422,8 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
         ("qwen3, yarn", {"qwen3.rope.scaling.yarn_log_multiplier": 0.1}, "is not 0"),
         ("glm4", {"glm4.rope.scaling.factor": 2.0}, "type linear: mlx_lm's glm4 has no such"),
         ("gemma3", {"gemma3.final_logit_softcapping": 30.0}, "mlx_lm's class does not have"),
+        ("gemma3", {"gemma3.attention.sliding_window_pattern": 0}, "pattern is 0; it must be 1 or"),
+        ("olmo3", {"olmo2.attention.sliding_window_pattern": 0}, "pattern is 0; it must be 1 or"),
         (
             "olmo3",
             {"olmo2.attention.sliding_window_pattern": np.array([1], "<u4")},

@@ -142,7 +142,7 @@ def from_directory(
         settings = {**outer, **(outer.get("text_config") or {})}
         settings["num_hidden_layers"] = layers or settings["num_hidden_layers"]
         return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage, layers))
-    except (OSError, LookupError, TypeError, ValueError, AttributeError):
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
 
 

@@ -209,7 +209,7 @@ def _module(model_type: str, architectures: str | Sequence[str] | None = None) -
 def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any:
     try:
         return module.Model(module.ModelArgs.from_dict(settings))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = one_line(error)
         raise EngineError(
             f"{model_dir / 'config.json'} does not describe a whole model ({reason})"

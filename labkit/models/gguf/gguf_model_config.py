@@ -208,11 +208,11 @@ def _gemma3(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
         raise GGUFError(
             f"{name}.final_logit_softcapping is set; mlx_lm's class does not have this option"
         )
-    every = file.count(f"{name}.attention.sliding_window_pattern", 6)
+    period = _full_layer_period(file, f"{name}.attention.sliding_window_pattern", 6)
     return {
         **_gemma_scale(sizes, 62),
         "sliding_window": sizes.window or sizes.context,
-        "sliding_window_pattern": every if sizes.window else 1,
+        "sliding_window_pattern": period if sizes.window else 1,
         "rope_local_base_freq": float(file.number(f"{name}.rope.freq_base_swa", 10_000.0)),
     }
 
@@ -246,8 +246,8 @@ def _alternating(every: int) -> Settings:
         if isinstance(file.metadata.get(key), np.ndarray):
             windowed = [bool(layer) for layer in file.metadata[key]]
         else:
-            period = file.count(key, every)
-            windowed = [(layer + 1) % max(period, 1) != 0 for layer in range(sizes.layers)]
+            period = _full_layer_period(file, key, every)
+            windowed = [(layer + 1) % period != 0 for layer in range(sizes.layers)]
         if len(windowed) != sizes.layers:
             raise GGUFError(
                 f"{key} has {len(windowed)} entries for {count_text(sizes.layers, 'layer')}"
@@ -256,6 +256,14 @@ def _alternating(every: int) -> Settings:
         return {"sliding_window": sizes.window, "layer_types": kinds}
 
     return settings
+
+
+def _full_layer_period(file: GGUFFile, key: str, default: int) -> int:
+    """Return how often a layer without a window follows. llama.cpp's 0 (never) is refused."""
+    period = file.count(key, default)
+    if period == 0:
+        raise GGUFError(f"{key} is 0; it must be 1 or more")
+    return period
 
 
 def _gpt_oss(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:

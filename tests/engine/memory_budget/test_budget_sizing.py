@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -156,8 +157,11 @@ def test_half_precision_weights_are_counted_as_loaded(tmp_path):
 def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
     settings = json.loads((tiny_dir / "config.json").read_text())
     latent = {**settings, "kv_lora_rank": 512}
+    # head_dim is hidden_size / num_attention_heads if it is 0 or missing
+    headless = {**settings, "num_attention_heads": 0, "head_dim": 0}
+    infinite = {**settings, "hidden_size": math.inf}
     del settings["intermediate_size"]
-    for incomplete in (settings, latent):
+    for incomplete in (settings, latent, headless, infinite):
         (tmp_path / "config.json").write_text(json.dumps(incomplete))
         assert model_footprint.from_directory(tmp_path) is None
     for text in ("{", "[]", '"words"', "{}"):

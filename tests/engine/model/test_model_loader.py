@@ -125,6 +125,7 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
             "quantize_activations is set, and engine=paged .* set engine=mlx_lm$",
         ),
         ({"hidden_size": 128}, "shape"),
+        ({"num_attention_heads": 0}, r"does not describe a whole model \(.*division by zero"),
         (
             {"num_hidden_layers": 4},
             r"Missing 11 parameters: model\.layers\.3\.input_layernorm\.weight, .* and 7 more$",
