@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -121,7 +121,8 @@ class StepLauncher:
         """Return once no thread runs a step, whether or not the steps have failed."""
 
     def close(self) -> None:
-        self.run_model = _raise_closed
+        """Release the model. Every later launch raises ``EngineError``."""
+        self.run_model = self.launch = _raise_closed  # type: ignore[method-assign]
 
 
 class AsyncStepLauncher(StepLauncher):
@@ -185,5 +186,5 @@ def create_launcher(
     return ThreadStepLauncher(run_model, counters)
 
 
-def _raise_closed(_batch: Batch) -> Logits:
+def _raise_closed(batch: Batch) -> NoReturn:
     raise EngineError("the engine is closed")

@@ -96,9 +96,7 @@ def check_keys(
             raise GGUFError(f"{key}: labkit does not know this key, so it cannot leave it out")
         value = file.scalar(key)
         if not any(_equal(value, other) for other in neutral[suffix]):
-            raise GGUFError(
-                f"{key} is {value!r:.100}; mlx_lm's {model_type} does not compute this"
-            )
+            raise GGUFError(f"{key} is {value!r:.100}; mlx_lm's {model_type} does not compute this")
 
 
 def _equal(value: Any, other: float) -> bool:

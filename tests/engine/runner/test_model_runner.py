@@ -12,7 +12,7 @@ from labkit.config import ConfigError
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.runner import model_runner
-from labkit.engine.runner.model_runner import ThreadStepLauncher
+from labkit.engine.runner.model_runner import LazyStepLauncher, ThreadStepLauncher
 
 LENGTHS = (3, 1, 17, 40, 9)
 ENGINES = {
@@ -140,3 +140,11 @@ def test_the_wait_for_a_step_is_counted_in_milliseconds(monkeypatch):
     assert launcher.launch("logits")() == "logits"
     assert counters.as_dict()["pipeline.wait_ms"] == 250
     launcher.close()
+
+
+@pytest.mark.parametrize("kind", [ThreadStepLauncher, LazyStepLauncher])
+def test_a_closed_launcher_refuses_every_step(kind):
+    launcher = kind(SimpleNamespace(launch=lambda batch: lambda: batch), Counters())
+    launcher.close()
+    with pytest.raises(EngineError, match=r"^the engine is closed$"):
+        launcher.launch("batch")
