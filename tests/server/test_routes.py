@@ -164,6 +164,14 @@ def test_a_full_server_sends_retry_after(limited_server, limited_client):
     waiting[0].close()
 
 
+def wait_for_free_memory(server):
+    """Wait until no request has KV memory, without a further request."""
+    deadline = time.monotonic() + 60
+    while metric(server, "vllm:kv_cache_usage_perc"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     before = metric(server, "vllm:request_success_total", finished_reason="abort")
     # Without the disconnect it would finish with reason length.
@@ -171,13 +179,18 @@ def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     next(iter(stream))
     assert metric(server, "vllm:kv_cache_usage_perc") > 0
     stream.close()
-    deadline = time.monotonic() + 60
-    while metric(server, "vllm:num_requests_running") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_free_memory(server)
+    assert metric(server, "vllm:num_requests_running") == 0
     assert metric(server, "vllm:request_success_total", finished_reason="abort") == before + 1
-    # The next step updates the usage.
-    assert lenient_client.completions.create(**HELLO).choices[0].finish_reason == "length"
-    assert metric(server, "vllm:kv_cache_usage_perc") < 0.01
+
+
+def test_a_stop_text_frees_the_requests_memory(server, client):
+    """The engine does not know the text: the request is aborted there after its last step."""
+    text = client.completions.create(**HELLO, max_tokens=8).choices[0].text
+    long = {**HELLO, "max_tokens": 512, "extra_body": {"ignore_eos": True}}
+    response = client.completions.create(**long, stop=[text[2:4]])
+    assert response.choices[0].finish_reason == "stop"
+    wait_for_free_memory(server)
 
 
 def test_a_request_ends_at_the_time_limit(limited_client, monkeypatch):
