@@ -134,6 +134,7 @@ def test_prompt_logprobs_of_a_chat(server):
     ("path", "fields", "param"),
     [
         (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),

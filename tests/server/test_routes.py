@@ -243,6 +243,11 @@ def test_metrics_count_a_request(server, client):
     prompt = response.usage.prompt_tokens
     deltas = [after - old for after, old in zip(counts(), before, strict=True)]
     assert deltas == [prompt, 5, 1, 1, 4, 1, 1, prompt + 4]
+    before = counts()  # of the prompt alone, the token that the engine generates is dropped
+    usage = client.completions.create(**HELLO, max_tokens=0, echo=True).usage
+    assert usage.completion_tokens == 0
+    deltas = [after - old for after, old in zip(counts(), before, strict=True)]
+    assert deltas[:7] == [prompt, 0, 1, 0, 0, 1, 0]
 
 
 def test_metrics_have_vllms_names(server):

@@ -83,7 +83,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     if request.structured_outputs is not None:
         constraint = await structured_grammar(service, request, request.structured_outputs)
     else:
-        constraint = min_tokens_constraint(service, request, min(allowed))
+        constraint = min_tokens_constraint(service, request, 0 if prompt_only else min(allowed))
     call_id = new_id("cmpl")
     texts = await _prompt_texts(service, request, prompts)
     generation = service.generate(

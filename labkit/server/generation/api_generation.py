@@ -85,7 +85,7 @@ class Generation:
             request.request_id: (index, OutputProcessor(request, None, tokenizer))
             for index, request in enumerate(requests)
         }
-        self._prompt_only = prompt_only
+        self.prompt_only = prompt_only
         self._parsers = [single_call_parser() for _ in requests]
         self.requests = {request.request_id: request for request in requests}
         self._num_cached_tokens = [0] * len(requests)
@@ -120,7 +120,7 @@ class Generation:
             self._on_end(event.request_id, event.finish_reason is None, reason)
         token = None if event.token == NO_TOKEN else event.token
         finish_reason: Any = reason
-        if self._prompt_only:
+        if self.prompt_only:
             token, text, finish_reason = None, "", "length"
         self._outputs.append(
             TokenOutput(

@@ -295,7 +295,7 @@ class Service:
         for event in step.events:
             generation = self._live.get(event.request_id)
             if generation is not None:
-                if event.token != NO_TOKEN:
+                if event.token != NO_TOKEN and not generation.prompt_only:
                     self.metrics.record_token(generation.times[event.request_id], step.ended)
                 generation.put(event)
                 woken[id(generation)] = generation
