@@ -60,7 +60,8 @@ class LLM:
 
     The ``LLM`` stays usable after an exception or ctrl-C: the running step is finished first,
     and the requests of the interrupted call are aborted. If a step fails, the requests of every
-    call end.
+    call end. With ``parallel_size`` above 1, a step that fails ends the ranks, too, and every later
+    call raises ``EngineError``: create a new ``LLM``.
 
         with LLM("path/to/model", max_num_seqs=8) as llm:
             (output,) = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
