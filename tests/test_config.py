@@ -395,6 +395,10 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             lambda: experiment(engine=Engine(attention=Attention(resolver="identity"))),
             "engine.attention.resolver=identity: it handles decode only",
         ),
+        (
+            lambda: experiment(engine=Engine(scheduler=Scheduler(queue="priority"))),
+            "engine.scheduler.queue=priority: no workload gives its requests priorities",
+        ),
         (lambda: experiment(ablation=Ablation()), "there is no arm"),
         (lambda: experiment(model=Model()), "set model.path=PATH"),
     ],
@@ -513,6 +517,8 @@ def test_layouts_refuse_unsupported_options(make, names):
 def test_what_is_served_is_checked_between_groups():
     local = Model(name="local", path="/m")
     assert ServeConfig(model=local).model.has_source
+    by_priority = Engine(scheduler=Scheduler(queue="priority"))
+    assert ServeConfig(model=local, engine=by_priority).engine.scheduler.takes_priorities
     for made, line in (
         (lambda: ServeConfig(model=Model(name="none")), "model=none: set model.path=PATH"),
         (

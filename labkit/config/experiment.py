@@ -274,6 +274,11 @@ class Experiment(Group):
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )
+        require(
+            self.engine.scheduler.queue != "priority",
+            "engine.scheduler.queue=priority: no workload gives its requests priorities; leave "
+            "engine.scheduler.queue=fcfs, or set a class of your own (docs/extending.md)",
+        )
         self._check_identity()
         self._check_metrics()
         if not self.workload.has_engine:

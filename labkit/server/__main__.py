@@ -61,7 +61,12 @@ def serve(options: ServeConfig) -> int:
     bound = http_listener.bind(options.server)
     loaded, name = load(options), options.server.model_name
     service = Service(
-        options.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
+        options.server,
+        name or loaded.model.name,
+        loaded.tokenizer,
+        loaded.engine,
+        loaded.model,
+        takes_priorities=options.engine.scheduler.takes_priorities,
     )
     service.grammars.load_tokenizer()
     url = http_listener.url(bound)

@@ -117,7 +117,9 @@ class ModelServer(LocalServer):
             patch.setattr(command, "configure_process", lambda engine: None)
             loaded = command.load(options)
         name = options.server.model_name or loaded.model.name
-        service = Service(options.server, name, loaded.tokenizer, loaded.engine, loaded.model)
+        takes_priorities = options.engine.scheduler.takes_priorities
+        parts = loaded.tokenizer, loaded.engine, loaded.model
+        service = Service(options.server, name, *parts, takes_priorities=takes_priorities)
         service.grammars.load_tokenizer()
         super().__init__(service)
 

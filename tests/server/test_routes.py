@@ -164,6 +164,29 @@ def test_a_full_server_sends_retry_after(limited_server, limited_client):
     waiting[0].close()
 
 
+def test_a_request_of_a_lower_priority_overtakes_an_earlier_one(tiny_server):
+    options = "engine.scheduler.max_num_seqs=1", "engine.scheduler.queue=priority"
+    with tiny_server(*options) as server, ThreadPoolExecutor(2) as pool:
+        client = connect(server.url, strict=False)
+
+        def stream(priority):
+            return endless_stream(client, extra_body={"ignore_eos": True, "priority": priority})
+
+        running = stream(0)
+        next(iter(running))
+        waiting = []
+        for priority in (9, -1):
+            waiting.append(pool.submit(stream, priority))
+            deadline = time.monotonic() + 30
+            while metric(server, "vllm:num_requests_waiting") < len(waiting):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        running.close()
+        with waiting[1].result(timeout=60):
+            assert not waiting[0].done()  # it has no first token, with which its status is sent
+        waiting[0].result(timeout=60).close()
+
+
 def wait_for_free_memory(server):
     """Wait until no request has KV memory, without a further request."""
     deadline = time.monotonic() + 60

@@ -17,6 +17,7 @@ from labkit.server.apis.request_checks import (
     min_output,
     min_tokens_constraint,
     num_choices,
+    requested_priority,
     structured_grammar,
     to_params,
 )
@@ -49,6 +50,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_model(service, request.model)
     check_stream(request)
     n = num_choices(service, request.n)
+    priority = requested_priority(service, request.priority)
     prompt, tools = await encode_prompt(service, request)
     requested = _requested_max_tokens(request)
     max_tokens = resolve_max_tokens(
@@ -67,7 +69,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     constraint = grammar or min_tokens_constraint(service, request, max_tokens)
     call_id = new_id("chatcmpl")
     generation = service.generate(
-        call_id, [prompt], params, n, constraint, tools.single_call_parser
+        call_id, [prompt], params, n, constraint, tools.single_call_parser, priority=priority
     )
     writer = ChatWriter(service, request, call_id, generation, prompt, n, tools)
     return GenerationResponse(generation, service.options.timeout_s, writer, request.stream)

@@ -151,6 +151,17 @@ async def structured_grammar(
     return await grammars.from_schema(schema, param)
 
 
+def requested_priority(service: Service, priority: int | None) -> int:
+    """Return a request's priority, by default 0.
+
+    Raises ``ApiError`` if it is another one, and the engine's queue takes none.
+    """
+    if priority and not service.takes_priorities:
+        needed = "needs engine.scheduler.queue=priority, or a queue class of your own"
+        raise invalid(f"priority={priority}: {needed}", "priority")
+    return priority or 0
+
+
 def num_choices(service: Service, n: int | None) -> int:
     """Return the number of choices, by default 1. Raises ``ApiError`` if the limit is lower."""
     count = n or 1

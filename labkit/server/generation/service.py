@@ -46,9 +46,10 @@ class CopyableConstraint(Constraint, Protocol):
 class Service:
     """A served model, its engine and the live requests.
 
-    ``options`` is the server's part of the config, and ``name`` the model's name in requests. The
-    service's thread closes the warmed-up ``engine`` when the service stops. Vocabulary size and
-    context length are those of ``model``.
+    ``options`` is the server's part of the config, and ``name`` the model's name in requests.
+    ``takes_priorities``: whether the engine's queue may read priorities. The service's thread
+    closes the warmed-up ``engine`` when the service stops. Vocabulary size and context length are
+    those of ``model``.
     """
 
     def __init__(
@@ -58,10 +59,13 @@ class Service:
         tokenizer: Tokenizer,
         engine: InferenceEngine,
         model: ModelDir,
+        *,
+        takes_priorities: bool = False,
     ) -> None:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
+        self.takes_priorities = takes_priorities
         escapes = options.special_tokens_in_content is config.SpecialTokens.escape
         self.special_token_escape = SpecialTokenEscape(tokenizer.special_tokens if escapes else ())
         # Cached because responses with logprobs look up the same ids many times.
@@ -200,6 +204,7 @@ class Service:
         *,
         max_tokens: Sequence[int] | None = None,
         prompt_only: bool = False,
+        priority: int = 0,
     ) -> Generation:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
@@ -222,6 +227,7 @@ class Service:
                 f"{call_id}-{index * n + choice}",
                 tuple(prompt),
                 _choice_params(params, choice, constraint, limit),
+                priority,
             )
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             for choice in range(n)

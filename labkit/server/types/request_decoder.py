@@ -39,6 +39,7 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "mcp_servers": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # in APIs without tools
+    "priority": (0,),
     "reasoning": ({},),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
