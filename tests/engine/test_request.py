@@ -39,7 +39,6 @@ REFUSED = {
     "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}, None, [1, 2], np.zeros((2, 2))),
     "stop": ("", ["a", ""], [1], None, 5),
     "stop_token_ids": ((1.5,), ("a",), None, 2),
-    "prompt_logprob_ids": ([[1]], 1, np.zeros((1, 1))),
 }
 
 
@@ -62,6 +61,9 @@ def test_ids_to_score_need_scores():
     assert SamplingParams(prompt_logprobs=0, prompt_logprob_ids=ids).prompt_logprob_ids is ids
     with pytest.raises(ValueError, match="prompt_logprob_ids needs prompt_logprobs"):
         SamplingParams(prompt_logprob_ids=ids)
+    for wrong in ([[1]], 1, np.zeros((1, 1))):
+        with pytest.raises(ValueError, match="prompt_logprob_ids: not a NumPy array of integers"):
+            SamplingParams(prompt_logprobs=0, prompt_logprob_ids=wrong)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,6 @@ def test_special_tokens_of_phi_3_swallow_the_white_space_after_them(tmp_path, na
             {"tokenizer__ggml__token_type": np.full_like(gguf_files.vocabulary()[2], np.nan, "f4")},
             "token_type must be a list of .* integers",
         ),
-        ({"tokenizer__ggml__token_type": 3}, "token_type must be a list of .* integers"),
     ],
 )
 def test_an_invalid_vocabulary_is_one_line(tmp_path, changes, message):
