@@ -50,6 +50,8 @@ def test_a_study_with_letters_of_any_script_in_its_name_keeps_it(tmp_path):
     (tmp_path / "model.path=да").mkdir()
     assert cell_name(["model.path=да", f"out={tmp_path}"]) == "model.path=да"
     assert cell_name(["model.path=дом", f"out={tmp_path}"]) == "model.path=___"
+    (tmp_path / "Ann's" / "model.path=да").mkdir(parents=True)
+    assert cell_name(["model.path=да", rf"out='{tmp_path}/Ann\'s'"]) == "model.path=да"
 
 
 @pytest.mark.parametrize(

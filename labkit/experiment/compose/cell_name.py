@@ -8,7 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from labkit.config import require
+from labkit.config.env_interpolation import EXPRESSION, EnvironmentText
 from labkit.config.option_index import override_key
+from labkit.experiment.hydra.hydra_composer import parse_override
 from labkit.records import PROCESSES_SUFFIX
 
 KEYS_NOT_RECORDED = ("out", "plan", "redo", "design.blocks")
@@ -128,8 +131,28 @@ def _defines(override: str, prefix: str) -> bool:
 
 
 def study_folders(overrides: Sequence[str]) -> list[Path]:
-    """Return the folders that overrides name with ``out=``."""
-    return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if override_key(o) == "out"]
+    """Return the folders that overrides name with ``out=``, as Hydra reads them.
+
+    Raises ``ConfigError`` if one is not a single text, or refers to another option or resolver.
+    """
+    return [_study_folder(o) for o in overrides if override_key(o) == "out"]
+
+
+def _study_folder(override: str) -> Path:
+    named = parse_override(override)
+    require(
+        not named.is_sweep_override(),
+        f"{override}: a study has one folder; write a name with a comma in quotes",
+    )
+    value = "" if named.value() is None else str(named.value())
+    require(
+        bool(value.strip()), f"{override}: names no folder; set out=outputs/NAME, or leave it out"
+    )
+    require(
+        "${" not in EXPRESSION.sub("", value),
+        f"{override}: only ${{oc.env:NAME}} is read in the name of a folder; write the name itself",
+    )
+    return Path(str(EnvironmentText.of(value)))
 
 
 def _cut(name: str, overrides: Sequence[str], others: str = r"[^\w=,.+~-]") -> str:
