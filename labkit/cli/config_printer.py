@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.hydra_arguments import CONF, PRINT_FLAGS, Command
+from labkit.cli.hydra_arguments import CONF, Command
 from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
 from labkit.config import require
@@ -25,10 +25,10 @@ def print_config(command: Command) -> None:
     if "--help" in flags:
         print(_help(command))
         return
-    shells = [word for word in overrides if word.startswith("install=")]
-    if "--shell-completion" in flags and shells:
+    if "--shell-completion" in flags:
         from labkit.cli.shell_completion import completion_script
 
+        shells = [word for word in overrides if word.startswith("install=")]
         print(completion_script(shells[-1].partition("=")[2]), end="")
         return
     register()
@@ -39,11 +39,10 @@ def print_config(command: Command) -> None:
     if topic is None:
         run_hydra([*overrides, *flags])
         return
-    others = {flag for flag in flags if flag in PRINT_FLAGS} - {"--cfg"}
     composer = Composer()
     with initialized():
         overrides = with_scale_overrides(overrides, composer)
-        tree = composer.tree(overrides) if topic == "job" and not others else None
+        tree = composer.tree(overrides) if topic == "job" else None
     if tree is None:
         run_hydra([*overrides, *flags])
         return

@@ -79,7 +79,7 @@ def parse(argv: Sequence[str]) -> Command:
         if flag == "--config-dir":
             folders.append(_config_folder(words.pop(0) if words else "", folders))
         elif flag == "--package":
-            flags += [flag, words.pop(0) if words else ""]
+            flags += [flag, _package(words.pop(0) if words else "")]
         elif flag in PRINT_FLAGS:
             flags += [flag, *_take_topic(flag, words)]
         elif flag in ("--multirun", "--resolve"):
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str]) -> Command:
             known = ("--config-dir", "--package", "--multirun", "--resolve", *PRINT_FLAGS)
             close = did_you_mean(word.split("=")[0], known)
             raise ConfigError(f"{word}: no such flag{close}; run python -m labkit --help")
-        elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
+        elif "=" in word or word.startswith("~"):
             if override_key(word) in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
             overrides.append(read_override(_with_home(word)))
@@ -98,6 +98,7 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
+    _check_flags(flags, overrides)
     rest = tuple(flag for flag in flags if flag != "--multirun")
     return Command(rest, (*_search_path(folders), *overrides), "--multirun" in flags)
 
@@ -107,9 +108,28 @@ def read_override(word: str) -> str:
     return _as_typed(in_units_of_option(_selection(word)))
 
 
+def _package(name: str) -> str:
+    """Return the part of the config that ``--package`` names; refuse a flag in its place."""
+    if not name or name.startswith("-"):
+        raise ConfigError("--package: names no part of the config; write --package engine")
+    return name
+
+
+def _check_flags(flags: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse flags that exclude each other, or lack what they need."""
+    printing = [flag for flag in flags if flag in PRINT_FLAGS]
+    if len(printing) > 1:
+        raise ConfigError(f"{' '.join(printing)}: give one of these flags")
+    for flag in ("--package", "--resolve"):
+        if flag in flags and "--cfg" not in flags:
+            raise ConfigError(f"{flag}: only --cfg takes it; write --cfg job {flag}")
+    if "--shell-completion" in flags and not any(o.startswith("install=") for o in overrides):
+        raise ConfigError("--shell-completion: name a shell, such as install=bash")
+
+
 def _with_home(override: str) -> str:
     """Expand ``~`` in ``out=~/FOLDER``; the shell does so only at the start of a word."""
-    home = re.match(r"(out=['\"]?)(~[^/'\"]*)", override)
+    home = re.match(r"((?:\+\+)?out=['\"]?)(~[^/'\"]*)", override)
     return home[1] + os.path.expanduser(home[2]) + override[home.end() :] if home else override
 
 
