@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.program_base import Program, print_notes
+from labkit.cli.program_base import Program, print_notes, user_path
 from labkit.compare import margin
 from labkit.config import ConfigError
 from labkit.importers.imported_run import ImportedRun, ResultFileError
@@ -44,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "files", nargs="+", type=Path, metavar="A", help="result files, or folders of them"
     )
     parser.add_argument(
-        "--against", nargs="+", type=Path, default=[], metavar="B", help="files of the baseline"
+        "--against",
+        nargs="+",
+        action="extend",
+        type=Path,
+        default=[],
+        metavar="B",
+        help="files of the baseline",
     )
     parser.add_argument(
         "--margin",
@@ -53,8 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PCT",
         help="changes smaller than this do not matter (percent; default 2%%)",
     )
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
+    parser.add_argument(
+        "--summary", type=user_path, metavar="FILE", help="append a Markdown summary"
+    )
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the report")
     return parser.run(argv, _run, refused=(ConfigError, ResultFileError, RecordError))
 
 

@@ -29,14 +29,17 @@ from labkit.analysis.findings.regression_gate import (
     row_results,
     total,
 )
-from labkit.cli.program_base import Program
+from labkit.cli.program_base import Program, user_path
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
+from labkit.config.option_index import override_key
 from labkit.records import RecordError, read_cell
 from labkit.records.metric_registry import OUTPUTS
 
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
+# What flags set, by the override that would set it, too.
+FLAGS = {"out": "--out DIR", "design.margin_pct": "--margin PCT"}
 
 
 @dataclass(frozen=True)
@@ -137,17 +140,42 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
+def _refuse(overrides: Sequence[str]) -> None:
+    """Refuse overrides that flags of this program set, and several values of one option.
+
+    Raises ``ConfigError``.
+    """
+    from labkit.cli import hydra_arguments, study_composer
+
+    for word in overrides:
+        flag = FLAGS.get(override_key(word))
+        require(flag is None, f"{word}: set it with {flag}")
+    typed = hydra_arguments.parse(overrides).overrides
+    study_composer.refuse_sweeps(typed, "give a single value; a test has no sweep")
+
+
+def _only_plans(overrides: Sequence[str]) -> bool:
+    """Return whether overrides ask for the plans alone, in any of the words for a boolean."""
+    from labkit.cli import study_composer
+    from labkit.experiment.hydra.hydra_composer import Composer
+
+    words = [word for word in overrides if override_key(word) == "plan"]
+    with study_composer.initialized():
+        return bool(words) and Composer().compose(words).plan
+
+
+def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) -> list[RowResult]:
     """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
     from labkit.analysis.studies.study_analysis import cell_dirs
     from labkit.cli import hydra_arguments, run_study
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
 
-    words = [*subject.overrides, *overrides, f"out='{out}'"]
+    words = [*subject.overrides, *overrides, f"out={hydra_quote(str(out))}"]
     if run_study.run(hydra_arguments.parse(words), pictures=False) == 130:
         raise KeyboardInterrupt
     results: list[RowResult] = []
-    for folder in cell_dirs(out) if "plan=true" not in overrides else ():
+    for folder in () if plan else cell_dirs(out):
         results += row_results(subject.name, Cell.from_json(read_cell(folder)), HEAD)
     return results
 
@@ -185,7 +213,12 @@ def _parser() -> Program:
         help="the revisions (HEAD: what is checked out), and overrides of the studies",
     )
     parser.add_argument(
-        "--on", nargs="+", required=True, metavar="NAME", help="workloads and ablations"
+        "--on",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="NAME",
+        help="workloads and ablations",
     )
     parser.add_argument(
         "--config-dir",
@@ -206,8 +239,10 @@ def _parser() -> Program:
         metavar="N",
         help="time for measuring, shared by all studies (default: design.time for each)",
     )
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the studies")
+    parser.add_argument(
+        "--summary", type=user_path, metavar="FILE", help="append a Markdown summary"
+    )
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the studies")
     return parser
 
 
@@ -221,11 +256,14 @@ def _run(options: argparse.Namespace) -> int:
     names = [word for word in options.on if "=" not in word]
     overrides = [word for word in given if "=" in word]
     require(0 < len(revisions) <= 2, f"{len(revisions)} revisions: write BASE, or BASE and HEAD")
+    require(bool(names), "--on names no workload or ablation; write --on NAME")
+    _refuse(overrides)
+    study_composer.register()
+    plan = _only_plans(overrides)
     base, head = (
         PythonEnvironment.resolve({"revision": name, "repository": options.repository}).identity()
         for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
     )
-    study_composer.register()
     found = subjects(names, base, head, options.config_dir)
     design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
     if options.minutes is not None:
@@ -234,13 +272,13 @@ def _run(options: argparse.Namespace) -> int:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
     results: dict[str, list[RowResult]] = {}
     commits = [str(arm["revision"])[:12] for arm in (base, head)]
-    with run_study.claimed_folder(options.out, "plan=true" in overrides) as out:
+    with run_study.claimed_folder(options.out, plan) as out:
         for number, subject in enumerate(found):
             # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
             folder = out / "-".join([str(number), *commits])
-            rows = _study(subject, folder, [*design, *overrides])
+            rows = _study(subject, folder, [*design, *overrides], plan)
             results.setdefault(subject.name, []).extend(rows)
-    if "plan=true" in overrides:
+    if plan:
         return 0
     text = markdown(" against ".join(reversed(commits)), results, options.margin)
     publish_summary(text, options.summary)

@@ -323,6 +323,14 @@ def test_commits_do_not_share_a_folder(studies, monkeypatch):
     assert first == again != second and {one.parent.name for one in folders} == {"bisection"}
 
 
+def test_the_folder_and_the_summary_may_lie_in_the_user_s_home(studies, tmp_path, monkeypatch):
+    """The shell leaves ``~`` after an equals sign, and the name of a folder is any text."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code, (one,) = studies("HEAD~1", "--on", "chat", "--out=~/Ann's", "--summary=~/s.md")
+    assert code == 0 and Path(one.experiment.out).parent == tmp_path / "home" / "Ann's"
+    assert (tmp_path / "home" / "s.md").is_file()
+
+
 def test_an_arm_that_no_override_can_drop_is_named(studies, tmp_path, capsys):
     (tmp_path / "ablation").mkdir()
     (tmp_path / "ablation" / "mine.yaml").write_text("name: mine\narms: {a: {}, b.5: {}}\n")
@@ -386,9 +394,10 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
     assert len(tested) <= 5 and (noisy, "skip") in tested
 
 
-def test_a_plan_has_no_result(studies, monkeypatch, capsys):
+@pytest.mark.parametrize("word", ["plan=true", "plan=True", "++plan=yes"])
+def test_a_plan_has_no_result(studies, monkeypatch, capsys, word):
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
-    code, cells = studies("HEAD~1", "--on", "chat", "ragged", "plan=true")
+    code, cells = studies("HEAD~1", "--on", "chat", "--on", "ragged", word)
     assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
 
 
@@ -459,6 +468,10 @@ def test_the_page_s_bisection_stops_at_every_code_that_is_no_answer(code, seen):
     [
         (("nope", "--on", "chat"), "environment.revision=nope: no such revision"),
         (("HEAD", "--on", "nope"), "--on nope: there is no such ablation or workload"),
+        (("HEAD", "--on", "engine.threads=2", "--minutes", "4"), "--on names no workload or abla"),
+        (("HEAD", "--on", "chat", "++out=x"), "++out=x: set it with --out DIR"),
+        (("HEAD", "--on", "chat", "design.margin_pct=5"), "set it with --margin PCT"),
+        (("HEAD", "--on", "chat", "engine.threads=1,2"), "engine.threads=1,2: give a single value"),
         (("HEAD", "--on", "chat", "engine.foo=1"), "engine.foo=1: no option 'foo'"),
         (("a", "b", "c", "--on", "chat"), "3 revisions: write BASE, or BASE and HEAD"),
         (("HEAD", "--on", "chat", "--repository", "/"), "/ is not a Git checkout"),

@@ -81,11 +81,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
                     cells = expand_sweep(task, _sweeper_params(config.hydra.sweeper.params or {}))
                     _check_swept_experiments(cells, hydra)
             else:
-                for override in task:
-                    require(
-                        len(expand_sweep([override])) == 1,
-                        f"{override}: several values need -m; add it at the end of the command",
-                    )
+                refuse_sweeps(task, "several values need -m; add it at the end of the command")
                 # Hydra names the folder after the overrides as the user typed them.
                 cells = [task]
         composer = Composer()
@@ -95,6 +91,16 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         raise ConfigError(_same_name(max(names, key=names.count), composed))
     _check_fixed_overrides(composed)
     return composed
+
+
+def refuse_sweeps(overrides: Sequence[str], remedy: str) -> None:
+    """Raise ``ConfigError`` if an override has several values; ``remedy`` says what to do then."""
+    from labkit.experiment.hydra.hydra_composer import expand_sweep
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
+
+    with config_errors_in_one_line(overrides):
+        for override in overrides:
+            require(len(expand_sweep([override])) == 1, f"{override}: {remedy}")
 
 
 def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
