@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli.program_base import discard_output, print_error
+from labkit.cli.program_base import discard_output, flush_output, print_error
 from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:
@@ -101,17 +101,29 @@ def load(options: ServeConfig) -> ServedModel:
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)
     from labkit import models
-    from labkit.engine.engine_factory import create
     from labkit.models import tokenizer
-    from labkit.server.generation.engine_thread import warm_up
 
     model = models.resolve(options.model)
     loaded_tokenizer = tokenizer.load(model.path)
-    engine = create(options.engine, model.path)
-    warm_up(
-        engine, min(MAX_WARM_UP_REQUESTS, options.engine.scheduler.max_num_seqs), model.vocab_size
-    )
+    engine = _create_engine(options.engine, model)
     return ServedModel(model, loaded_tokenizer, engine)
+
+
+def _create_engine(options: Engine, model: ModelDir) -> InferenceEngine:
+    """Create an engine and warm it up; raise ``EngineError`` if it, or a user's class, fails."""
+    from labkit.engine.engine_factory import create
+    from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, StaleLaunchError
+    from labkit.engine.parallel.rank_processes import RankError
+    from labkit.engine.user_classes import UserClassError
+    from labkit.server.generation.engine_thread import warm_up
+
+    requests = min(MAX_WARM_UP_REQUESTS, options.scheduler.max_num_seqs)
+    try:
+        engine = create(options, model.path)
+        warm_up(engine, requests, model.vocab_size)
+    except (InvalidLogitsError, RankError, StaleLaunchError, UserClassError) as error:
+        raise EngineError(f"the engine cannot generate: {error}") from error
+    return engine
 
 
 def configure_process(engine: Engine) -> None:
@@ -136,7 +148,7 @@ def configure_process(engine: Engine) -> None:
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
+    flush_output()
     sys.stderr.flush()
     # Skip the teardown of LLVM and the thread pools, which takes time.
     os._exit(status)

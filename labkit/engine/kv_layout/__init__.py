@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.kv_shape import KVShape, StateShape
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def create_factory(
     ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
     unless ``engine.kv.dtype`` is narrower. ``states`` are the shapes of the model's states, which
     keep their own dtypes. ``windows`` has the sliding window of each layer with keys and values
-    (None: the layer has no window), for ``engine.kv.window_pools``. Raises ``ValueError`` if the
+    (None: the layer has no window), for ``engine.kv.window_pools``. Raises ``EngineError`` if the
     attention cannot be created. The message gives the reason.
     """
     from labkit.config import Admission, KVLayout
@@ -37,7 +38,10 @@ def create_factory(
     kv, dtype = options.kv, compute_dtype.kv_dtype(options, computed)
     if kv.layout is KVLayout.paged:
         # It raises now rather than after the model is loaded.
-        attention.create_from_config(options.attention)
+        try:
+            attention.create_from_config(options.attention)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
 
     def create(shapes: Shapes, num_blocks: int) -> KVCache:
         if kv.layout is KVLayout.contiguous:
