@@ -53,12 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-sources", action="store_true", help=help_text)
 
     def body(options: argparse.Namespace) -> None:
+        source, target, sources = options.source, options.target, options.with_sources
+        if options.unpack and sources:
+            parser.error("--with-sources is for writing an archive, not for --unpack")
+        if source.is_file() and not options.unpack:
+            parser.error(f"{source} is a file; to unpack it, write --unpack {source} {target}")
         if options.unpack:
-            unpack_archive(options.source, options.target)
-            print(f"{options.source} unpacked into {options.target}")
+            unpack_archive(source, target)
+            print(f"{source} unpacked into {target}")
         else:
-            source, sources = options.source, options.with_sources
-            print(archive_study(source, options.target, with_sources=sources).summary)
+            print(archive_study(source, target, with_sources=sources).summary)
 
     return parser.run(argv, body, refused=(RecordError,))
 

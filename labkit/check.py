@@ -52,7 +52,7 @@ def _check(path: str, overrides: Sequence[str]) -> int:
         own_class = _import(path)
     except ConfigError:
         raise
-    except Exception:
+    except (Exception, SystemExit):  # else the exit code is that of the class
         print(f"{path} cannot be imported")
         traceback.print_exc(file=sys.stdout)
         return 1
@@ -100,7 +100,7 @@ def _failure(check: Check, path: str) -> tuple[str, str] | None:
         check.run()
     except ContractError as error:
         return str(error), ""
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__
