@@ -55,13 +55,17 @@ PROG = "python -m labkit.replicate"
 
 @dataclass(frozen=True)
 class AuthorsStudy:
-    """A study of the author's, the folder for the reader's, and what that will decide."""
+    """A study of the author's, the folder for the reader's, and what that will decide.
+
+    ``sources``: the folder of the author's own classes, once they are unpacked.
+    """
 
     path: StudyPath
     cells: tuple[AuthorsCell, ...]
     out: Path
     analyses: Sequence[CellAnalysis] = ()
     forecast: tuple[str, ...] = ()
+    sources: Path | None = None
 
     @property
     def other_revision(self) -> str | None:
@@ -144,7 +148,7 @@ def _replicate_all(
             print(f"{len(pairs)} studies, estimated {format_duration(planned_s)} in all")
         return 0 if pairs else 2
     for study, reader in pairs:
-        with _continuing(options, out):
+        with _continuing(options, out), _importing(study.sources):
             status = max(status, _replicate(study, reader, options.versions, time_s))
     if article and pairs:
         print(write_replications(out, refused))
@@ -168,10 +172,11 @@ def _ready(
         study = _with_inputs(study, bool(given.values.get("plan")))
     else:
         lines = [line for cell in study.cells for line in trusted_parts(cell)]
-    reader = given if lines else _reader(study, given, options.versions)
-    study.changes(reader)  # refuses an option that is the question
-    for cell in () if lines else study.cells:
-        lines += cell_obstacles(cell, reader)
+    with _importing(study.sources):
+        reader = given if lines else _reader(study, given, options.versions)
+        study.changes(reader)  # refuses an option that is the question
+        for cell in () if lines else study.cells:
+            lines += cell_obstacles(cell, reader)
     return study, reader, list(dict.fromkeys(lines))
 
 
@@ -194,7 +199,7 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
 
 
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
-    """Unpack an archive's sources and texts, say so, and put the sources on the Python path."""
+    """Unpack an archive's sources and texts, and say so."""
     path = study.path
     files = path.archive.files if isinstance(path, ArchivePath) else dict(regular_files(path))
     names = [name for name in files if name.startswith(("sources/", "inputs/"))]
@@ -207,11 +212,33 @@ def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((path / name).read_bytes())
         print(f"labkit.replicate: from the author: {target}", file=sys.stderr)
-    root = str(folder / "sources")
-    sys.path.insert(0, root)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     inputs = {n.partition("/")[2]: str(folder / n) for n in names if n.startswith("inputs/")}
-    return replace(study, cells=tuple(replace(cell, inputs=inputs) for cell in study.cells))
+    cells = tuple(replace(cell, inputs=inputs) for cell in study.cells)
+    return replace(study, cells=cells, sources=folder / "sources")
+
+
+@contextmanager
+def _importing(sources: Path | None) -> Iterator[None]:
+    """Put an author's classes on the Python path, and forget them afterwards.
+
+    Two archives of an article may have modules of one name.
+    """
+    if sources is None:
+        yield
+        return
+    root, inherited = str(sources), os.environ.get("PYTHONPATH")
+    sys.path.insert(0, root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited]))
+    try:
+        yield
+    finally:
+        sys.path.remove(root)
+        del os.environ["PYTHONPATH"]
+        if inherited is not None:
+            os.environ["PYTHONPATH"] = inherited
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(root + os.sep):
+                del sys.modules[name]
 
 
 def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> ReaderOptions:

@@ -59,7 +59,8 @@ def check_workload_class(experiment: Experiment) -> None:
     """
     path = experiment.workload.kind
     if is_class_path(path):
-        _require_imported({path: f"workload.kind={path}"}, {path: _import_once(path)})
+        error = _import_once(path, tuple(sys.path))
+        _require_imported({path: f"workload.kind={path}"}, {path: error})
 
 
 def _require_imported(named: Mapping[str, str], errors: Mapping[str, str | None]) -> None:
@@ -70,8 +71,11 @@ def _require_imported(named: Mapping[str, str], errors: Mapping[str, str | None]
 
 
 @cache
-def _import_once(path: str) -> str | None:
-    """Return the error of a class, or None; a process imports each class in one child only."""
+def _import_once(path: str, folders: tuple[str, ...]) -> str | None:
+    """Return the error of a class, or None; a process imports each class in one child only.
+
+    ``folders``: the Python path. Another one may have another class of this name.
+    """
     return _import([path]).get(path, ENDED)
 
 
