@@ -108,7 +108,7 @@ def pieces(count: int, length: int) -> list[list[int]]:
     """Return evenly spaced pieces of the packaged texts as token ids."""
     from tokenizers import Tokenizer
 
-    from labkit.models.synthetic.tokenizer_corpus import corpus_texts
+    from labkit.models.synthetic.synthetic_model import corpus_texts
 
     folder, _ = model_files()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

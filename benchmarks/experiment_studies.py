@@ -41,7 +41,7 @@ def run(name: str) -> bool:
     archive = REFERENCE / f"{name}.zip"
     shutil.rmtree(out / "plots", ignore_errors=True)
     (out / "report.html").unlink(missing_ok=True)
-    print(archive_study(out, archive).summary, flush=True)
+    print(archive_study(out, archive), flush=True)
     shutil.rmtree(out)
     return status == 0
 

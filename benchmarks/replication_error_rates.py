@@ -86,7 +86,7 @@ def words(rng: np.random.Generator, pair: Pair, truth: float) -> list[Replicatio
         if author is None:
             continue
         row = ReplicationRow(studies, effect_change(*studies), author, reader, MARGIN)
-        if row.claims_effect or row.claims_none:
+        if row.claims_none or not author[0] <= 0 <= author[1]:
             found.append(row)
     return [decision.word for decision in decide_replication(found, ALPHA)]
 

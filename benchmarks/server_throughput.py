@@ -68,8 +68,8 @@ def child(model: str) -> None:
     from labkit.serve import compose
     from labkit.server.__main__ import load
 
-    loaded = load(compose([f"model={model}"]))
-    engine, encode = loaded.engine, loaded.tokenizer.encode
+    _, tokenizer, engine = load(compose([f"model={model}"]))
+    encode = tokenizer.encode
     print("ready", flush=True)
     for number, line in enumerate(sys.stdin):
         work = Load(**json.loads(line))

@@ -53,8 +53,8 @@ from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK  # noqa: E40
 from labkit.experiment.schedule.time_allocation import CellPilot  # noqa: E402
 from labkit.experiment.schedule.timing_lock import LOCK_DIR  # noqa: E402
 from labkit.records import Arm, CaseRecord, Metric, Record  # noqa: E402
-from labkit.workload.kernels.kernel_pilot import round_sd  # noqa: E402
-from labkit.workload.measurement import CasePilot  # noqa: E402
+from labkit.workload.kernels.interleaved_kernels import round_sd  # noqa: E402
+from labkit.workload.workload_protocols import CasePilot  # noqa: E402
 
 # Of the older machine of the research note: seconds of a round, standard deviation of a round.
 CASES = (

@@ -10,18 +10,20 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from labkit import __version__
 from labkit.cli import config_printer, run_study
 from labkit.cli.hydra_arguments import parse
-from labkit.cli.program_base import discard_output, write_utf8
+from labkit.cli.program_base import discard_output, flush_output, write_utf8
 from labkit.cli.run_study import say
 from labkit.cli.study_composer import register
 from labkit.config import ConfigError
 from labkit.machine.exception_text import one_line
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         status = _run(words)
-        sys.stdout.flush()  # at exit, Python would print a traceback if nobody reads
+        flush_output()  # at exit, Python would print a traceback if nobody reads
         sys.exit(status)
     except KeyboardInterrupt:
         say("interrupted")
@@ -45,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
     if "--version" in words:
         print(f"labkit {__version__}")
         return 0
@@ -71,8 +72,11 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
     if isinstance(error, UserClassError):
         say(f"{error}; python -m labkit.check {error.path} shows the traceback")
         sys.exit(2)
-    if isinstance(error, OSError) and error.filename and error.errno in UNWRITABLE:
-        say(f"out: cannot write {error.filename} ({error.strerror}); set another folder, out=DIR")
+    if isinstance(error, OSError) and error.filename and error.errno in UNUSABLE:
+        if _is_below_out(error, words):
+            say(f"out: cannot use {error.filename} ({error.strerror}); set another folder, out=DIR")
+        else:
+            say(f"{error.filename}: {error.strerror}")
         sys.exit(2)
     if isinstance(error, StudyError | OSError):
         say(one_line(error))
@@ -81,3 +85,11 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
         say(one_line(error))  # an unwritable cache, a BLAS that can't be built
         sys.exit(2)
     raise error
+
+
+def _is_below_out(error: OSError, words: Sequence[str]) -> bool:
+    """Return whether an error is about a file in the folder of the command's study."""
+    with suppress(ConfigError, OSError):
+        out = run_study.named_folder(parse(words)) or Path("outputs")
+        return Path(error.filename).absolute().is_relative_to(out.absolute())
+    return False

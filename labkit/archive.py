@@ -13,25 +13,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import __version__
+from labkit import __version__, records
 from labkit.cli.program_base import Program
-from labkit.records import (
-    ARCHIVE_SUFFIX,
-    SCHEMA_VERSION,
-    RecordError,
-    is_locked,
-    open_study,
-    read_arms,
-    read_cell,
-    read_json,
-    record_paths,
-    regular_files,
-    unpack_archive,
-    write_archive,
-)
+from labkit.records import ARCHIVE_SUFFIX, RecordError
 
 ENVIRONMENT = "environment.json"
 
@@ -53,37 +39,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--with-sources", action="store_true", help=help_text)
 
     def body(options: argparse.Namespace) -> None:
+        source, target, sources = options.source, options.target, options.with_sources
+        if options.unpack and sources:
+            parser.error("--with-sources is for writing an archive, not for --unpack")
+        if source.is_file() and not options.unpack:
+            parser.error(f"{source} is a file; to unpack it, write --unpack {source} {target}")
         if options.unpack:
-            unpack_archive(options.source, options.target)
-            print(f"{options.source} unpacked into {options.target}")
+            records.unpack_archive(source, target)
+            print(f"{source} unpacked into {target}")
         else:
-            source, sources = options.source, options.with_sources
-            print(archive_study(source, options.target, with_sources=sources).summary)
+            print(archive_study(source, target, with_sources=sources))
 
     return parser.run(argv, body, refused=(RecordError,))
 
 
-@dataclass(frozen=True)
-class ArchivedStudy:
-    """A study in one file: the archive, its SHA-256 and size, and what it holds."""
+def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> str:
+    """Write a study's folder as an archive; return a line on what it holds, with its SHA-256.
 
-    path: Path
-    sha256: str
-    size_bytes: int
-    cells: int
-    runs: int
-
-    @property
-    def summary(self) -> str:
-        from labkit.config import count_text
-
-        cells, runs = count_text(self.cells, "cell"), count_text(self.runs, "run")
-        megabytes = f"{self.size_bytes / 1e6:,.2f} MB"
-        return f"{self.path}: {cells}, {runs}, {megabytes}, SHA-256 {self.sha256}"
-
-
-def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> ArchivedStudy:
-    """Write a study's folder as an archive. ``with_sources``: with own classes and prompts.
+    ``with_sources``: with own classes and prompts.
 
     Raises ``RecordError`` if a record is not valid or was edited; a process is working on a cell;
     the folder holds a link; a source or prompt has changed since; or ``target`` does not end with
@@ -93,31 +66,33 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> A
     from labkit.analysis.pages.report_files import PAGES
     from labkit.analysis.studies.data_frames import STORED_RUNS, store_runs
     from labkit.analysis.studies.study_analysis import cell_dirs
+    from labkit.config import count_text
 
     cells = [path for path in cell_dirs(study) if isinstance(path, Path)]
     _check_target(target, cells)
     if cells == [study]:
         raise RecordError(f"{study} is one cell; archive its study, {study.parent}")
     for cell in cells:
-        if is_locked(cell):
+        if records.is_locked(cell):
             raise RecordError(
                 f"{cell}: a process is working on this cell; archive the study when it has ended"
             )
         if (cell / "cell.json").is_file():
-            read_cell(cell)  # what cannot be read is not archived
+            records.read_cell(cell)  # what cannot be read is not archived
     # A cell's own page is as large as its records, and labkit.report writes it from them.
     runs, left_out = store_runs(study), {PAGES, *(cell.name for cell in cells)}
     files = {
         name: path.read_bytes()
-        for name, path in regular_files(study)
+        for name, path in records.regular_files(study)
         if name.partition("/")[0] not in left_out and path.resolve() != target.resolve()
     }
     if with_sources:
         files |= _sources(cells)
     files |= {STORED_RUNS: runs, ENVIRONMENT: _environments(cells)}
-    digest = write_archive(target, files, {cell.name: cell for cell in cells})
-    records = sum(len(record_paths(cell)) for cell in cells)
-    return ArchivedStudy(target, digest, target.stat().st_size, len(cells), records)
+    digest = records.write_archive(target, files, {cell.name: cell for cell in cells})
+    count = count_text(sum(len(records.record_paths(cell)) for cell in cells), "run")
+    size = f"{target.stat().st_size / 1e6:,.2f} MB"
+    return f"{target}: {count_text(len(cells), 'cell')}, {count}, {size}, SHA-256 {digest}"
 
 
 def _check_target(target: Path, cells: Sequence[Path]) -> None:
@@ -130,7 +105,7 @@ def _check_target(target: Path, cells: Sequence[Path]) -> None:
         raise RecordError(f"{target} is a directory")
     if target.exists():
         try:
-            old = open_study(target)
+            old = records.open_study(target)
         except RecordError:
             raise RecordError(f"{target} exists and is not a study archive") from None
         if not shares_a_record(old, {cell.name: cell for cell in cells}):
@@ -143,11 +118,10 @@ def _sources(cells: Sequence[Path]) -> dict[str, bytes]:
 
     found: dict[str, bytes] = {}
     for cell in cells:
-        for arm in read_arms(cell):
+        for arm in records.read_arms(cell):
             now = input_digests.input_digests(arm.config, arm.environment)
             now = input_digests.named_as_begun(arm, now)
-            lost = sorted(filter(input_digests.is_archived, arm.inputs.keys() - now.keys()))
-            if lost:
+            if lost := sorted(filter(input_digests.is_archived, arm.inputs.keys() - now.keys())):
                 raise RecordError(
                     f"{cell / 'arms' / arm.name}.json: no file of {lost[0]} here; start the "
                     "command in the folder of the study's, or archive without --with-sources"
@@ -172,9 +146,10 @@ def _environments(cells: Sequence[Path]) -> bytes:
     """Return JSON with the machine's fingerprint from the first record of each cell."""
     fingerprints = {}
     for cell in cells:
-        first = min(record_paths(cell), key=lambda path: path.name, default=None)
-        fingerprints[cell.name] = {} if first is None else read_json(first).get("environment", {})
-    body = {"schema_version": SCHEMA_VERSION, "labkit": __version__, "cells": fingerprints}
+        first = min(records.record_paths(cell), key=lambda path: path.name, default=None)
+        record = {} if first is None else records.read_json(first)
+        fingerprints[cell.name] = record.get("environment", {})
+    body = {"schema_version": records.SCHEMA_VERSION, "labkit": __version__, "cells": fingerprints}
     return (json.dumps(body, indent=2) + "\n").encode()
 
 

@@ -47,12 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(path: str, overrides: Sequence[str]) -> int:
-    """Print the result of every check of a class, and return the exit code."""
     try:
         own_class = _import(path)
     except ConfigError:
         raise
-    except Exception:
+    except (Exception, SystemExit):  # else the exit code is that of the class
         print(f"{path} cannot be imported")
         traceback.print_exc(file=sys.stdout)
         return 1
@@ -90,17 +89,14 @@ def _check(path: str, overrides: Sequence[str]) -> int:
 
 
 def _failure(check: Check, path: str) -> tuple[str, str] | None:
-    """Run a check and return None if it passes, else the reason and a traceback.
-
-    The traceback is empty if the class raised nothing but did not do what the contract requires.
-    """
+    """Return None if a check passes, else the reason and a traceback, if the class raised one."""
     from labkit.conformance import ContractError
 
     try:
         check.run()
     except ContractError as error:
         return str(error), ""
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__
@@ -110,10 +106,7 @@ def _failure(check: Check, path: str) -> tuple[str, str] | None:
 
 
 def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
-    """Return the part of the traceback that begins in the class's own package.
-
-    If no frame is in that package, return the whole traceback.
-    """
+    """Return the traceback from the first frame in the class's own package on, else all of it."""
     step = error.__traceback__
     while step is not None:
         if is_own_frame(step.tb_frame, path):
@@ -123,7 +116,6 @@ def _from_own_line(error: BaseException, path: str) -> TracebackType | None:
 
 
 def _import(path: str) -> Any:
-    """Import a class; raise ``ConfigError`` if there is no such module or attribute."""
     module, _, name = path.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -139,7 +131,6 @@ def _import(path: str) -> Any:
 
 
 def _composer(overrides: Sequence[str]) -> Compose:
-    """Return a function that composes a config from a check's overrides and the user's."""
     from labkit.cli import study_composer
     from labkit.cli.hydra_arguments import read_override
     from labkit.experiment.hydra.hydra_composer import Composer

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.program_base import Program, print_notes
+from labkit.cli.program_base import Program, print_notes, user_path
 from labkit.compare import margin
 from labkit.config import ConfigError
 from labkit.importers.imported_run import ImportedRun, ResultFileError
@@ -44,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "files", nargs="+", type=Path, metavar="A", help="result files, or folders of them"
     )
     parser.add_argument(
-        "--against", nargs="+", type=Path, default=[], metavar="B", help="files of the baseline"
+        "--against",
+        nargs="+",
+        action="extend",
+        type=Path,
+        default=[],
+        metavar="B",
+        help="files of the baseline",
     )
     parser.add_argument(
         "--margin",
@@ -53,25 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PCT",
         help="changes smaller than this do not matter (percent; default 2%%)",
     )
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
+    parser.add_argument(
+        "--summary", type=user_path, metavar="FILE", help="append a Markdown summary"
+    )
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the report")
     return parser.run(argv, _run, refused=(ConfigError, ResultFileError, RecordError))
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.analysis.findings.regression_gate import (
-        check_summary,
-        markdown,
-        publish_summary,
-        row_results,
-        total,
-    )
+    from labkit.analysis.findings import regression_gate
     from labkit.analysis.pages import report_files
     from labkit.analysis.pages.terminal_report import print_cell
     from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.cli import run_study
 
-    check_summary(options.summary)
+    regression_gate.check_summary(options.summary)
     runs = _runs(options.files, options.against)
     study = ImportedStudy.of(runs)
     title = " and ".join(study.arms[1:]) + f" against {study.arms[0]}"
@@ -91,10 +93,13 @@ def _run(options: argparse.Namespace) -> int:
         first, more = study.unjudged[:MAX_NAMED], len(study.unjudged) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         print_notes("labkit.judge", [f"not judged: {', '.join(first)}{rest}"])
-    results = {arm: list(row_results(arm, analysis.cell, arm)) for arm in study.arms[1:]}
+    results = {
+        arm: list(regression_gate.row_results(arm, analysis.cell, arm)) for arm in study.arms[1:]
+    }
     caveats = "\n\n".join(study.caveats)
-    publish_summary(f"{markdown(title, results, options.margin)}\n{caveats}\n", options.summary)
-    return 1 if analysis.cell.failures else total(results).value
+    text = regression_gate.markdown(title, results, options.margin)
+    regression_gate.publish_summary(f"{text}\n{caveats}\n", options.summary)
+    return 1 if analysis.cell.failures else regression_gate.total(results).value
 
 
 @contextmanager
@@ -116,9 +121,9 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
     """Return the runs with the names of their arms, the baseline's first."""
     if not against:
         runs = read_files(files)
-        unnamed = next((run for run in runs if run.arm is None), None)
-        if unnamed is not None:
-            raise ResultFileError(f"{unnamed.file}: it names no arms; add --against FILE")
+        for run in runs:
+            if run.arm is None:
+                raise ResultFileError(f"{run.file}: it names no arms; add --against FILE")
         return list(_named(runs))
     runs = []
     for arm, own in ((BASE, against), (HEAD, files)):
@@ -129,8 +134,7 @@ def _runs(files: Sequence[Path], against: Sequence[Path]) -> list[ImportedRun]:
                 f"{found[0].file}: it has several arms ({', '.join(names)}): leave out --against, "
                 "or give each its own file"
             )
-        both = {run.file for run in runs} & {run.file for run in found}
-        if both:
+        if both := {run.file for run in runs} & {run.file for run in found}:
             raise ResultFileError(f"{min(both)}: it is named on both sides of --against")
         runs += [replace(run, arm=arm) for run in found]
     return runs
@@ -157,15 +161,14 @@ def _more_runs(analysis: CellAnalysis) -> Iterator[str]:
 
     criteria = analysis.data.criteria
     for row, c in analysis.cell.compared:
-        have = c.blocks * criteria.runs
-        place = f"{row.case}, {row.metric}, {c.arm}"
-        if c.verdict == "estimate_only" and have < MIN_RUNS_TO_CLAIM and row.primary:
+        if not row.primary:
+            continue
+        have, place = c.blocks * criteria.runs, f"{row.case}, {row.metric}, {c.arm}"
+        if c.verdict == "estimate_only" and have < MIN_RUNS_TO_CLAIM:
             more = count_text(MIN_RUNS_TO_CLAIM - have, "more run")
             yield f"{place}: a verdict needs at least {more} of each arm"
-        if c.verdict != "inconclusive" or not row.primary:
-            continue
         per_block = criteria.runs if criteria.runs <= 2 else 1  # a long block grows by runs
-        need = blocks_to_decide(c, criteria, per_block)
+        need = blocks_to_decide(c, criteria, per_block) if c.verdict == "inconclusive" else None
         if need is not None and need * per_block > have:
             more = count_text(need * per_block - have, "more run")
             target = abs(target_effect_pct(c.effect_pct or 0.0))

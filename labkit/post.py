@@ -41,8 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
     """Render articles, and the HTML page of each if ``html``; return the exit code."""
     from labkit.analysis.pages import article_rendering
+    from labkit.analysis.pages.article_placeholders import ArticleError
     from labkit.analysis.studies.study_analysis import AnalysisCache
 
+    for path in paths:
+        if html and path.suffix == ".html":
+            raise ArticleError(
+                f"{path}: --html would overwrite it; name the article {path.stem}.md"
+            )
     analysis_cache = AnalysisCache()
     texts = {path: article_rendering.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())

@@ -20,23 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.findings.regression_gate import (
-    Outcome,
-    RowResult,
-    check_summary,
-    markdown,
-    publish_summary,
-    row_results,
-    total,
-)
-from labkit.cli.program_base import Program
+from labkit.analysis.findings import regression_gate
+from labkit.analysis.findings.regression_gate import Outcome, RowResult
+from labkit.cli.program_base import Program, user_path
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
+from labkit.config.option_index import override_key
 from labkit.records import RecordError, read_cell
 from labkit.records.metric_registry import OUTPUTS
 
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
+# What flags set, by the override that would set it, too.
+FLAGS = {"out": "--out DIR", "design.margin_pct": "--margin PCT"}
 
 
 @dataclass(frozen=True)
@@ -87,19 +83,15 @@ def subjects(
                     BASE: {**overrides, "environment": {**own, **base}},
                     HEAD: {**overrides, "environment": {**own, **head}},
                 }
-                found.append(
-                    Subject(
-                        f"{name} ({arm})" if len(arms) > 1 else name,
-                        (
-                            f"{group}={name}",
-                            *(f"~ablation.arms.{other}" for other in arms),
-                            *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
-                            f"ablation.baseline={BASE}",
-                            *_without_claims(ablation),
-                            "ablation.published=null",
-                        ),
-                    )
+                words = (
+                    f"{group}={name}",
+                    *(f"~ablation.arms.{other}" for other in arms),
+                    *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
+                    f"ablation.baseline={BASE}",
+                    *_without_claims(ablation),
+                    "ablation.published=null",
                 )
+                found.append(Subject(f"{name} ({arm})" if len(arms) > 1 else name, words))
     return found
 
 
@@ -116,10 +108,7 @@ def _environment(where: str, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_claims(ablation: Ablation) -> list[str]:
-    """Return the overrides that drop an ablation's claim about outputs, and what needs it.
-
-    Claims about arms of the ablation that are called as the two of a study are dropped, too.
-    """
+    """Return the overrides that drop claims about outputs, and about arms called base or head."""
     limits = (f"ablation.claims.quality.{name}=null" for name in ablation.claims.quality.limits())
     dropped = ["ablation.claims.identity=none", *limits]
     dropped += [
@@ -137,18 +126,44 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def _study(subject: Subject, out: Path, overrides: Sequence[str]) -> list[RowResult]:
+def _refuse(overrides: Sequence[str]) -> None:
+    """Refuse overrides that flags of this program set, and several values of one option.
+
+    Raises ``ConfigError``.
+    """
+    from labkit.cli import hydra_arguments, study_composer
+
+    for word in overrides:
+        flag = FLAGS.get(override_key(word))
+        require(flag is None, f"{word}: set it with {flag}")
+    typed = hydra_arguments.parse(overrides).overrides
+    study_composer.refuse_sweeps(typed, "give a single value; a test has no sweep")
+
+
+def _only_plans(overrides: Sequence[str]) -> bool:
+    """Return whether overrides ask for the plans alone, in any of the words for a boolean."""
+    from labkit.cli import study_composer
+    from labkit.experiment.hydra.hydra_composer import Composer
+
+    words = [word for word in overrides if override_key(word) == "plan"]
+    with study_composer.initialized():
+        return bool(words) and Composer().compose(words).plan
+
+
+def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) -> list[RowResult]:
     """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
     from labkit.analysis.studies.study_analysis import cell_dirs
     from labkit.cli import hydra_arguments, run_study
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
 
-    words = [*subject.overrides, *overrides, f"out='{out}'"]
+    words = [*subject.overrides, *overrides, f"out={hydra_quote(str(out))}"]
     if run_study.run(hydra_arguments.parse(words), pictures=False) == 130:
         raise KeyboardInterrupt
     results: list[RowResult] = []
-    for folder in cell_dirs(out) if "plan=true" not in overrides else ():
-        results += row_results(subject.name, Cell.from_json(read_cell(folder)), HEAD)
+    for folder in () if plan else cell_dirs(out):
+        cell = Cell.from_json(read_cell(folder))
+        results += regression_gate.row_results(subject.name, cell, HEAD)
     return results
 
 
@@ -185,7 +200,12 @@ def _parser() -> Program:
         help="the revisions (HEAD: what is checked out), and overrides of the studies",
     )
     parser.add_argument(
-        "--on", nargs="+", required=True, metavar="NAME", help="workloads and ablations"
+        "--on",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="NAME",
+        help="workloads and ablations",
     )
     parser.add_argument(
         "--config-dir",
@@ -206,8 +226,10 @@ def _parser() -> Program:
         metavar="N",
         help="time for measuring, shared by all studies (default: design.time for each)",
     )
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown summary")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the studies")
+    parser.add_argument(
+        "--summary", type=user_path, metavar="FILE", help="append a Markdown summary"
+    )
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the studies")
     return parser
 
 
@@ -215,17 +237,20 @@ def _run(options: argparse.Namespace) -> int:
     from labkit.cli import run_study, study_composer
     from labkit.experiment.launch.python_environment import PythonEnvironment
 
-    check_summary(options.summary)
+    regression_gate.check_summary(options.summary)
     given = [*options.words, *options.on]
     revisions = [word for word in options.words if "=" not in word]
     names = [word for word in options.on if "=" not in word]
     overrides = [word for word in given if "=" in word]
     require(0 < len(revisions) <= 2, f"{len(revisions)} revisions: write BASE, or BASE and HEAD")
+    require(bool(names), "--on names no workload or ablation; write --on NAME")
+    _refuse(overrides)
+    study_composer.register()
+    plan = _only_plans(overrides)
     base, head = (
         PythonEnvironment.resolve({"revision": name, "repository": options.repository}).identity()
         for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
     )
-    study_composer.register()
     found = subjects(names, base, head, options.config_dir)
     design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
     if options.minutes is not None:
@@ -234,18 +259,18 @@ def _run(options: argparse.Namespace) -> int:
         design += [f"design.alpha={ALPHA / len(found):g}", "design.looks=[]"]
     results: dict[str, list[RowResult]] = {}
     commits = [str(arm["revision"])[:12] for arm in (base, head)]
-    with run_study.claimed_folder(options.out, "plan=true" in overrides) as out:
+    with run_study.claimed_folder(options.out, plan) as out:
         for number, subject in enumerate(found):
             # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
             folder = out / "-".join([str(number), *commits])
-            rows = _study(subject, folder, [*design, *overrides])
+            rows = _study(subject, folder, [*design, *overrides], plan)
             results.setdefault(subject.name, []).extend(rows)
-    if "plan=true" in overrides:
+    if plan:
         return 0
-    text = markdown(" against ".join(reversed(commits)), results, options.margin)
-    publish_summary(text, options.summary)
+    text = regression_gate.markdown(" against ".join(reversed(commits)), results, options.margin)
+    regression_gate.publish_summary(text, options.summary)
     print(text)
-    return total(results).value
+    return regression_gate.total(results).value
 
 
 if __name__ == "__main__":

@@ -49,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compose(overrides: Sequence[str]) -> ServeConfig:
-    """Compose and validate the config.
-
-    Raises ``ConfigError`` if the config is invalid; the message is one line about the first error.
-    """
+    """Compose and validate the config; raise ``ConfigError`` for its first error."""
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
@@ -74,10 +71,7 @@ def compose(overrides: Sequence[str]) -> ServeConfig:
 
 
 def _become_server(config: ServeConfig) -> NoReturn:
-    """Replace this process with the server's.
-
-    Raises ``ConfigError`` if packages of the extra ``server`` are not installed.
-    """
+    """Replace this process with the server's; raise ``ConfigError`` if it is not installed."""
     from labkit.machine import worker_environment
 
     require_packages((*REQUIRED_PACKAGES, *MLX_PACKAGES), "server")

@@ -51,8 +51,7 @@ def write_traces(study: Path) -> list[Path]:
     cells = {}
     for analysis in AnalysisCache().study(open_study(study)):
         folder, arms = analysis.data.dir, [arm.name for arm in analysis.cell.arms]
-        runs = [traced_run(one, folder) for one in traced_records(analysis.data.records, arms)]
-        if runs:
+        if runs := [traced_run(r, folder) for r in traced_records(analysis.data.records, arms)]:
             cells[folder.name] = runs
     if not cells:
         raise RecordError(

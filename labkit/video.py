@@ -35,26 +35,13 @@ def frames(
 ) -> ClipFrames:
     """Return frames of a clip, decoded with PyAV (extra ``video``).
 
-    Parameters
-    ----------
-    path
-        A video file.
-    num_frames
-        The number of frames. ``keyframes_unique`` may return fewer.
-    how
-        The pick method, as in ``workload.picks`` (docs/video.md): ``stream`` and ``seek`` return
-        evenly spaced frames, ``keyframes``, ``keyframes_unique`` and ``nearest`` only keyframes.
-    threads
-        Threads of the decoder.
+    ``num_frames``: how many; ``keyframes_unique`` may return fewer. ``how``: the pick method, as in
+    ``workload.picks`` (docs/video.md): ``stream`` and ``seek`` return evenly spaced frames,
+    ``keyframes``, ``keyframes_unique`` and ``nearest`` only keyframes. ``threads``: the decoder's.
 
-    Raises
-    ------
-    ConfigError
-        ``num_frames`` or ``threads`` is not positive, ``how`` is unknown, or PyAV is not installed.
-    ValueError
-        The clip cannot be decoded. The message is one line that names the file.
-    FileNotFoundError
-        There is no such file.
+    Raises ``ConfigError`` if ``num_frames`` or ``threads`` is not positive, ``how`` is unknown, or
+    PyAV is not installed; ``ValueError``, one line that names the file, if the clip cannot be
+    decoded; ``FileNotFoundError`` if there is none.
     """
     methods = [method.value for method in FramePicks]
     known = did_you_mean(how, methods) or f"; it must be one of: {', '.join(methods)}"

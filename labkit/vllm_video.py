@@ -63,30 +63,14 @@ def load(
 ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
     """Return a clip's picked frames and their metadata, as a loader of vLLM does.
 
-    Parameters
-    ----------
-    data
-        The content of a video file.
-    how
-        The pick method, as in ``workload.picks`` (docs/video.md).
-    num_frames
-        The number of frames; -1 for all frames, or all keyframes if ``how`` picks keyframes.
-    backend
-        The loader's name in the metadata.
+    The pixels are uint8 [frames, height, width, 3] in RGB, the metadata Hugging Face's for videos.
+    Its ``frames_indices`` are true positions in the clip, so a model that embeds the time of a
+    frame sees a repeated frame at one moment.
 
-    Returns
-    -------
-    tuple
-        Pixels, uint8 [frames, height, width, 3] in RGB, and Hugging Face's video metadata.
-        ``frames_indices`` are true positions in the clip, so a model that embeds the time of a
-        frame sees a repeated frame at one moment.
-
-    Raises
-    ------
-    ConfigError
-        ``num_frames`` is neither positive nor -1.
-    ValueError
-        The clip cannot be decoded.
+    ``data``: the content of a video file. ``how``: the pick method, as in ``workload.picks``
+    (docs/video.md). ``num_frames``: -1 for all frames, or all keyframes if ``how`` picks keyframes.
+    ``backend``: the loader's name in the metadata. Raises ``ConfigError`` if ``num_frames`` is
+    neither positive nor -1, and ``ValueError`` if the clip cannot be decoded.
     """
     from labkit.workload.video.clip_reader import open_clip
     from labkit.workload.video.frame_decoding import decode_indexed

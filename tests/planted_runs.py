@@ -1,5 +1,6 @@
 """Launchers in this process whose records a test plants."""
 
+from labkit.experiment.progress_display import Progress
 from labkit.records import CaseRecord, Metric, Record
 
 OUTPUTS = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32"}
@@ -7,7 +8,12 @@ OUTPUTS |= {"rows": "AAAAAA==", "heads": "AAAAAA=="}
 
 
 class PlantedRuns:
-    """Carries out runs without a process. A subclass's ``fields`` are what a record contains."""
+    """Carries out runs without a process. A subclass's ``fields`` are what a record contains.
+
+    ``dies_in``: a block, before which the user interrupts the study.
+    """
+
+    dies_in = None
 
     def __init__(self):
         self.launched = []
@@ -19,6 +25,8 @@ class PlantedRuns:
         """Nothing to build."""
 
     def launch(self, runs, cell):
+        if runs[0].block == self.dies_in:
+            raise KeyboardInterrupt
         pending = cell.paths.pending
         assert not any(pending.iterdir()), "a worker would meet another's record"
         return [self.record(run, cell) for run in runs]
@@ -37,3 +45,14 @@ def kernel_fields(*repeats):
         "counters": {"engine.paged": 1.0, "resolver.seq_map": 1.0},
         "cases": (CaseRecord("one", None, (metric,), OUTPUTS),),
     }
+
+
+class Notes(Progress):
+    """The lines that are shown to the user."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def note(self, line):
+        self.lines.append(line)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from git_command import git
 
 ROOT = Path(__file__).parent.parent
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
@@ -52,12 +53,6 @@ def step(tmp_path):
         return done, (tmp_path / "calls").read_text().splitlines()
 
     return run
-
-
-def git(folder, *words):
-    who = ["-c", "user.name=n", "-c", "user.email=e"]
-    command = ["git", "-C", folder, *who, *words]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def commit(folder, message):

@@ -2,6 +2,7 @@
 
 import datetime
 import doctest
+import errno
 import os
 import re
 import runpy
@@ -88,6 +89,14 @@ def run_app(tmp_path, monkeypatch, capfd):
         (["-cn", "mine"], "-cn: labkit does not take this flag; choose a file of a group"),
         (["--config-path=mine"], "--config-path: labkit does not take this flag; add a folder"),
         (["--experimental-rerun", "x"], "repeat the study's command with out=DIR"),
+        (["--cfg", "job", "--help"], "--cfg --help: give one of these flags"),
+        (["--cfg", "job", "--info"], "--cfg --info: give one of these flags"),
+        (["--info", "-r"], "--resolve: only --cfg takes it"),
+        (["-r", "plan=true"], "--resolve: only --cfg takes it"),
+        (["-p", "engine", "plan=true"], "--package: only --cfg takes it"),
+        (["--cfg", "job", "-p", "-m"], "--package: names no part of the config"),
+        (["-sc"], "--shell-completion: name a shell, such as install=bash"),
+        (["-sc", "uninstall=tcsh"], "--shell-completion: name a shell, such as install=bash"),
         (["--cfg", "jobb"], "must be one of: job"),
         (["--cfg", "job", "-p", "engine.kvv"], "--package engine.kvv: the config has no such part"),
         (["--config-dir", "/nowhere"], "no such directory"),
@@ -107,6 +116,9 @@ def run_app(tmp_path, monkeypatch, capfd):
         ),
         (["+ablation.arms.same={}"], "arm same: every option has the same value as in arm base"),
         (["out="], "out=: names no folder; set out=outputs/NAME"),
+        (["~out"], "~out: names no folder"),
+        (["out=outputs/${now:%H}"], "only ${oc.env:NAME} is read in the name of a folder"),
+        (["out='outputs/${seed}'"], "only ${oc.env:NAME} is read in the name of a folder"),
         (["out=/dev/null/x"], "out=/dev/null/x: the folder cannot be created (Not a directory)"),
     ],
 )
@@ -206,6 +218,7 @@ def test_a_text_is_what_was_typed():
         ("out='~/a b,c'", "/home/me/a b,c"),
         ("out=~", "/home/me"),
         ("out=a/~/x", "a/~/x"),
+        ("++out=~/x", "/home/me/x"),
     ],
 )
 def test_a_folder_in_the_user_s_home_is_there(monkeypatch, typed, folder):
@@ -216,6 +229,30 @@ def test_a_folder_in_the_user_s_home_is_there(monkeypatch, typed, folder):
     study_composer.register()
     (cell,) = study_composer.compose_cells(hydra_arguments.parse([typed, "ablation=seq_map"]))
     assert cell.experiment.out == folder
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder"),
+    [
+        ("out=/Volumes/Ann's Drive/s", "/Volumes/Ann's Drive/s"),
+        (r"out='Ann\'s/s'", "Ann's/s"),
+        ("++out=x", "x"),
+        ("out=7", "7"),
+        ("out=${oc.env:DISK}/s", "/disk/s"),
+    ],
+)
+def test_the_study_s_folder_is_hydra_s(tmp_path, run_app, monkeypatch, typed, folder):
+    """Else the runs lie in one folder, and the report is looked for in another."""
+    monkeypatch.setenv("DISK", "/disk")
+    study_composer.register()
+    command = hydra_arguments.parse([typed, "ablation=seq_map"])
+    out, overrides = run_study.study_folder(command)
+    assert (out, overrides) == (Path(folder), list(command.overrides))
+    assert study_composer.compose_cells(command)[0].experiment.out == folder
+    again = hydra_arguments.parse(shlex.split(run_study._resuming_command(command, overrides))[3:])
+    assert run_study.named_folder(again) == out
+    absolute, (*_, named) = run_study.study_folder(command, absolute=True)
+    assert absolute == out.absolute() == run_study.named_folder(hydra_arguments.parse([named]))
 
 
 @pytest.mark.parametrize(
@@ -417,6 +454,7 @@ def test_bash_completes_keys_values_and_files_of_ones_own(tmp_path):
             text=True,
         )
         assert sorted(done.stdout.split("\n")[:-1]) == found, (line, done.stderr)
+    assert "\n-cd\n" in script and "\n-cn\n" not in script  # which is refused
     with pytest.raises(ConfigError, match=r"install=ksh: must be one of: bash, zsh, fish"):
         completion_script("ksh")
 
@@ -465,6 +503,30 @@ def test_a_closed_pipe_is_no_failed_gate(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.stdout", output)
         app.main(["--help"])
     assert ended.value.code == 141
+
+
+def test_a_closed_standard_output_is_no_failed_gate(run_app, monkeypatch):
+    """As after ``>&-``: Python's ``sys.stdout`` is None."""
+    monkeypatch.setattr("sys.stdout", None)
+    assert run_app("--version") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "line"),
+    [
+        ([], "conf/a.yaml", "conf/a.yaml: Permission denied"),
+        ([], "outputs/a/b", "out: cannot use outputs/a/b (Permission denied); set another folder"),
+        (["out=mine"], "mine/b", "out: cannot use mine/b (Permission denied); set another folder"),
+        (["out=mine"], "outputs/b", "outputs/b: Permission denied"),
+    ],
+)
+def test_only_an_error_in_the_study_s_folder_names_out(run_app, monkeypatch, words, file, line):
+    def fail(command):
+        raise PermissionError(errno.EACCES, "Permission denied", file)
+
+    monkeypatch.setattr("labkit.cli.config_printer.print_config", fail)
+    code, _, err = run_app("--help", *words)
+    assert code == 2 and err.startswith(f"labkit: {line}") and err.count("\n") == 1
 
 
 def test_an_interrupt_while_modules_are_loaded_is_one_line(monkeypatch, capsys):

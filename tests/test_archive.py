@@ -163,6 +163,20 @@ def test_mistakes_are_one_line(study, archive, tmp_path, capsys):
     assert (tmp_path / "mine.zip").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["STUDY", "x"], "packed.zip is a file; to unpack it, write --unpack "),
+        (["--unpack", "STUDY", "x", "--with-sources"], "--with-sources is for writing an archive"),
+    ],
+)
+def test_a_flag_that_is_missing_or_ignored_is_one_line(archive, tmp_path, capsys, words, line):
+    with pytest.raises(SystemExit, match="2"):
+        archive_command.main([str(archive) if word == "STUDY" else word for word in words])
+    error = capsys.readouterr().err
+    assert line in error and error.count("\n") == 1 and not Path("x").exists()
+
+
 def test_the_archive_of_another_study_is_not_overwritten(study, tmp_path, capsys):
     """It may be the only copy."""
     other = tmp_path / "other.zip"

@@ -37,7 +37,7 @@ DATES = {
 }
 # The functions that read files' times: to compare them with each other, or as a date.
 FILES = {
-    "labkit/analysis/studies/cell_summary_cache.py:_state": {"st_ctime", "st_mtime"},
+    "labkit/analysis/studies/cell_summary.py:_state": {"st_ctime", "st_mtime"},
     "labkit/analysis/studies/study_analysis.py:_stamp": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/doctor_noise_cache.py:_load": {"st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},

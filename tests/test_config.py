@@ -395,55 +395,12 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             lambda: experiment(engine=Engine(attention=Attention(resolver="identity"))),
             "engine.attention.resolver=identity: it handles decode only",
         ),
+        (
+            lambda: experiment(engine=Engine(scheduler=Scheduler(queue="priority"))),
+            "engine.scheduler.queue=priority: no workload gives its requests priorities",
+        ),
         (lambda: experiment(ablation=Ablation()), "there is no arm"),
         (lambda: experiment(model=Model()), "set model.path=PATH"),
-    ],
-)
-def test_each_rule_names_its_option_in_one_line(make, names):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert names in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_design_of_very_many_blocks_has_a_smallest_p():
-    """6 ** 397 is more than a float holds."""
-    many = Design(blocks=1000, runs_per_block=2, looks=[PlannedLook(500, 0.01)])
-    assert many.smallest_p(1000) == 0.0 < many.smallest_p(300)
-
-
-def preset(name, layout="padded", backend="sdpa", scheduler=None, dtype=KVDType.float32, **options):
-    split = {"order": Order.prefill_first, "composition": Composition.split}
-    return Engine(
-        name=name,
-        kv=KV(layout=KVLayout(layout), dtype=dtype),
-        attention=Attention(backend=backend),
-        scheduler=Scheduler(**(split if scheduler is None else scheduler)),
-        **options,
-    )
-
-
-def test_every_layout_preset_can_be_built():
-    static = {"admission": Admission.static, "order": Order.prefill_first}
-    built = [
-        preset("padded"),
-        preset("naive", scheduler={**static, "composition": Composition.split}),
-        preset("contiguous", "contiguous"),
-        preset("contiguous", "contiguous", scheduler=static),
-        preset("paged", "paged", "gather"),
-    ]
-    assert [engine.name for engine in built] == [
-        "padded",
-        "naive",
-        "contiguous",
-        "contiguous",
-        "paged",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [
         (lambda: preset("paged", "padded"), "engine.kv.layout=padded: engine.name=paged"),
         (lambda: preset("padded", "contiguous"), "engine.kv.layout=contiguous"),
         (lambda: preset("contiguous", "paged"), "set engine=naive, padded, contiguous or paged"),
@@ -503,16 +460,53 @@ def test_every_layout_preset_can_be_built():
         ),
     ],
 )
-def test_layouts_refuse_unsupported_options(make, names):
+def test_each_rule_names_its_option_in_one_line(make, names):
     with pytest.raises(ConfigError) as caught:
         make()
     assert names in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_a_design_of_very_many_blocks_has_a_smallest_p():
+    """6 ** 397 is more than a float holds."""
+    many = Design(blocks=1000, runs_per_block=2, looks=[PlannedLook(500, 0.01)])
+    assert many.smallest_p(1000) == 0.0 < many.smallest_p(300)
+
+
+def preset(name, layout="padded", backend="sdpa", scheduler=None, dtype=KVDType.float32, **options):
+    split = {"order": Order.prefill_first, "composition": Composition.split}
+    return Engine(
+        name=name,
+        kv=KV(layout=KVLayout(layout), dtype=dtype),
+        attention=Attention(backend=backend),
+        scheduler=Scheduler(**(split if scheduler is None else scheduler)),
+        **options,
+    )
+
+
+def test_every_layout_preset_can_be_built():
+    static = {"admission": Admission.static, "order": Order.prefill_first}
+    built = [
+        preset("padded"),
+        preset("naive", scheduler={**static, "composition": Composition.split}),
+        preset("contiguous", "contiguous"),
+        preset("contiguous", "contiguous", scheduler=static),
+        preset("paged", "paged", "gather"),
+    ]
+    assert [engine.name for engine in built] == [
+        "padded",
+        "naive",
+        "contiguous",
+        "contiguous",
+        "paged",
+    ]
+
+
 def test_what_is_served_is_checked_between_groups():
     local = Model(name="local", path="/m")
     assert ServeConfig(model=local).model.has_source
+    by_priority = Engine(scheduler=Scheduler(queue="priority"))
+    assert ServeConfig(model=local, engine=by_priority).engine.scheduler.takes_priorities
     for made, line in (
         (lambda: ServeConfig(model=Model(name="none")), "model=none: set model.path=PATH"),
         (

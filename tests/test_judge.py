@@ -101,11 +101,22 @@ def test_files_in_turns_count_as_pairs_and_the_folder_is_named(timed, tmp_path, 
             name = f"{arm}/{pair}"
             (tmp_path / arm).mkdir(exist_ok=True)
             timed(name, [factor, factor * 1.001], at=60.0 * (2 * pair + place))
+    (tmp_path / "head" / ".DS_Store").write_bytes(b"\0\0\0\1Bud1\xff")
     assert main(["head", "--against", "base"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "the arms ran in turns" in printed and "6 blocks of 1 run per arm" in printed
     assert "runs of an arm that came together count as one" in printed
     assert list(tmp_path.glob("outputs/*/*/report.html"))
+
+
+def test_a_flag_may_be_repeated_and_a_path_may_begin_in_the_user_s_home(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("labkit.judge._run", lambda options: seen.append(options) or 0)
+    words = ["head", "--against", "a", "b", "--against", "c", "--out=~/x", "--summary=~/s.md"]
+    assert main(words) == 0 == main(["head"])
+    assert [str(path) for path in seen[0].against] == ["a", "b", "c"] and seen[1].against == []
+    assert (seen[0].out, seen[0].summary) == (tmp_path / "x", tmp_path / "s.md")
 
 
 def test_a_file_with_two_commands_names_its_arms(tmp_path, timed, capsys):

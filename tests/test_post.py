@@ -263,6 +263,14 @@ def test_a_missing_article_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_page_does_not_overwrite_its_article(tmp_path, capsys):
+    article = tmp_path / "article.html"
+    article.write_text("# A\n")
+    assert main([str(article), "--html"]) == 2
+    assert "article.html: --html would overwrite it" in capsys.readouterr().err
+    assert article.read_text() == "# A\n"
+
+
 def test_the_answer_and_the_machine_of_a_study_of_several_cells(tmp_path):
     shutil.copy(ROOT / "outputs" / "reference" / "memory_policies.zip", tmp_path / "policies.zip")
     path = tmp_path / "article.md"

@@ -60,6 +60,11 @@ def test_a_program_raises_what_it_does_not_expect():
         Program(prog="python -m labkit.x").run([], lambda _: 1 // 0, refused=(Refused,))
 
 
+def test_a_closed_standard_output_is_no_verdict(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert Program(prog="python -m labkit.x").run([], lambda options: 3) == 3
+
+
 def test_a_closed_pipe_is_no_verdict(tmp_path, monkeypatch):
     def body(options):
         raise BrokenPipeError

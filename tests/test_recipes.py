@@ -217,8 +217,10 @@ TESTS = [c for c in RECIPES if c.startswith("pytest ")]
 def no_environment_is_built(monkeypatch):
     """Compose ablation=versions without a network, and ablation=revisions outside a checkout."""
     facts = Imports(VERSION, default_options(), ())
-    monkeypatch.setattr(cell_composer, "imports_of", lambda *_: facts)
-    monkeypatch.setattr(cell_composer, "refusal_of", lambda environment, config: None)
+    monkeypatch.setattr(cell_composer.python_environment, "imports_of", lambda *_: facts)
+    monkeypatch.setattr(
+        cell_composer.python_environment, "refusal_of", lambda environment, config: None
+    )
     monkeypatch.setattr(python_environment, "commit_of", lambda revision, repository: "0" * 40)
 
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from git_command import git
 from planted_cells import planted_cell
 
 from labkit import regression
@@ -164,12 +165,9 @@ def test_the_summary_has_a_picture_in_characters():
 @pytest.fixture(scope="module")
 def two_commits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkout")
-    who = ["-c", "user.name=n", "-c", "user.email=e"]
-    for words in (
-        ["init", "-q", "-b", "main"],
-        *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2,
-    ):
-        subprocess.run(["git", "-C", folder, *who, *words], check=True)
+    git(folder, "init", "-q", "-b", "main")
+    for _ in range(2):
+        git(folder, "commit", "-q", "--allow-empty", "-m", "x")
     return folder
 
 
@@ -184,8 +182,10 @@ def studies(two_commits, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(two_commits, tmp_path / "checkout"))
     facts = Imports(VERSION, default_options(), ())
     monkeypatch.setattr(code_revision, "CHECKOUT", folder)
-    monkeypatch.setattr(cell_composer, "imports_of", lambda *_: facts)
-    monkeypatch.setattr(cell_composer, "refusal_of", lambda environment, config: studies.refusal)
+    monkeypatch.setattr(cell_composer.python_environment, "imports_of", lambda *_: facts)
+    monkeypatch.setattr(
+        cell_composer.python_environment, "refusal_of", lambda environment, config: studies.refusal
+    )
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     monkeypatch.chdir(tmp_path)
     composed = []
@@ -323,6 +323,14 @@ def test_commits_do_not_share_a_folder(studies, monkeypatch):
     assert first == again != second and {one.parent.name for one in folders} == {"bisection"}
 
 
+def test_the_folder_and_the_summary_may_lie_in_the_user_s_home(studies, tmp_path, monkeypatch):
+    """The shell leaves ``~`` after an equals sign, and the name of a folder is any text."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code, (one,) = studies("HEAD~1", "--on", "chat", "--out=~/Ann's", "--summary=~/s.md")
+    assert code == 0 and Path(one.experiment.out).parent == tmp_path / "home" / "Ann's"
+    assert (tmp_path / "home" / "s.md").is_file()
+
+
 def test_an_arm_that_no_override_can_drop_is_named(studies, tmp_path, capsys):
     (tmp_path / "ablation").mkdir()
     (tmp_path / "ablation" / "mine.yaml").write_text("name: mine\narms: {a: {}, b.5: {}}\n")
@@ -355,16 +363,11 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
     folder = tmp_path / "checkout"
     words = {0: "good", 1: "bad", 125: "skip"}
 
-    def git(*words):
-        who = ["-c", "user.name=n", "-c", "user.email=e"]
-        command = ["git", "-C", folder, *who, *words]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
     for number in range(3, 9):
-        git("commit", "-q", "--allow-empty", "-m", f"{number}")
-    commits = git("rev-list", "--reverse", "HEAD").split()
+        git(folder, "commit", "-q", "--allow-empty", "-m", f"{number}")
+    commits = git(folder, "rev-list", "--reverse", "HEAD").split()
     slow, noisy = commits[5], commits[3]
-    git("bisect", "start", "HEAD", commits[0])
+    git(folder, "bisect", "start", "HEAD", commits[0])
     said, tested, resolved = "", [], []
     monkeypatch.setattr(
         regression,
@@ -375,20 +378,21 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
         regression, "_study", lambda *_: list(row_results("chat", studies.result, "head"))
     )
     while "is the first bad commit" not in said:
-        (now,) = git("rev-parse", "HEAD").split()
+        now = git(folder, "rev-parse", "HEAD")
         verdict = "worse" if commits.index(now) >= 5 else "equivalent"
         studies.result = cell("invalid" if now == noisy else verdict, -1.0, 1.0)
         code, _ = studies(commits[0], "--on", "chat")
         assert [one["revision"] for one in resolved.pop()] == [commits[0], now]
-        said = git("bisect", words[code])
+        said = git(folder, "bisect", words[code])
         tested.append((now, words[code]))
     assert f"{slow} is the first bad commit" in said
     assert len(tested) <= 5 and (noisy, "skip") in tested
 
 
-def test_a_plan_has_no_result(studies, monkeypatch, capsys):
+@pytest.mark.parametrize("word", ["plan=true", "plan=True", "++plan=yes"])
+def test_a_plan_has_no_result(studies, monkeypatch, capsys, word):
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
-    code, cells = studies("HEAD~1", "--on", "chat", "ragged", "plan=true")
+    code, cells = studies("HEAD~1", "--on", "chat", "--on", "ragged", word)
     assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
 
 
@@ -459,6 +463,10 @@ def test_the_page_s_bisection_stops_at_every_code_that_is_no_answer(code, seen):
     [
         (("nope", "--on", "chat"), "environment.revision=nope: no such revision"),
         (("HEAD", "--on", "nope"), "--on nope: there is no such ablation or workload"),
+        (("HEAD", "--on", "engine.threads=2", "--minutes", "4"), "--on names no workload or abla"),
+        (("HEAD", "--on", "chat", "++out=x"), "++out=x: set it with --out DIR"),
+        (("HEAD", "--on", "chat", "design.margin_pct=5"), "set it with --margin PCT"),
+        (("HEAD", "--on", "chat", "engine.threads=1,2"), "engine.threads=1,2: give a single value"),
         (("HEAD", "--on", "chat", "engine.foo=1"), "engine.foo=1: no option 'foo'"),
         (("a", "b", "c", "--on", "chat"), "3 revisions: write BASE, or BASE and HEAD"),
         (("HEAD", "--on", "chat", "--repository", "/"), "/ is not a Git checkout"),

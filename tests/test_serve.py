@@ -5,11 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from labkit import config, serve
-from labkit.config import ServeConfig, from_plain, to_plain
+from labkit.config import Attention, Engine, ServeConfig, from_plain, to_plain
+from labkit.engine import kv_layout
+from labkit.engine.engine_protocol import EngineError
+from labkit.server import __main__ as server
 
 
 def test_overrides_compose_a_config():
@@ -131,3 +135,38 @@ def test_a_config_that_the_engine_refuses_is_one_line():
     code, _, message = run_command("model=tiny", "server.port=0", "engine.budget.bytes=1000",
                          "engine.budget.policy=fixed")  # fmt: skip
     assert code == 2 and message.startswith("labkit.serve: engine.budget")
+
+
+STUCK = """
+class Stuck:
+    name = "stuck"
+
+    def __init__(self, options, model_dir):
+        pass
+
+    def has_work(self):
+        return True
+
+    def step(self):
+        return {}["gone"]
+
+    def __getattr__(self, method):
+        return lambda *arguments: None
+"""
+
+
+def test_an_own_engine_that_fails_at_the_warm_up_is_refused(tmp_path, monkeypatch):
+    """It was a traceback."""
+    (tmp_path / "own_stuck.py").write_text(STUCK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = SimpleNamespace(path=tmp_path, vocab_size=64)
+    line = r"^the engine cannot generate: engine.name=own_stuck:Stuck: step\(\) .*KeyError: 'gone'"
+    with pytest.raises(EngineError, match=line):
+        server._create_engine(Engine(name="own_stuck:Stuck"), model)
+
+
+@pytest.mark.parametrize("option", ["backend", "resolver"])
+def test_an_own_attention_that_cannot_be_created_is_refused(option):
+    options = Engine(attention=Attention(**{option: "no_such_module:Mine"}))
+    with pytest.raises(EngineError, match=f"{option}=no_such_module:Mine: ModuleNotFoundError"):
+        kv_layout.create_factory(options)

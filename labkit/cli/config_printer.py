@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.cli.hydra_arguments import CONF, PRINT_FLAGS, Command
+from labkit.cli.hydra_arguments import CONF, Command
 from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
 from labkit.config import require
-
-if TYPE_CHECKING:
-    from labkit.config.option_index import OptionEntry
+from labkit.config.option_index import OptionEntry, value_of
 
 
 def print_config(command: Command) -> None:
@@ -25,10 +23,10 @@ def print_config(command: Command) -> None:
     if "--help" in flags:
         print(_help(command))
         return
-    shells = [word for word in overrides if word.startswith("install=")]
-    if "--shell-completion" in flags and shells:
+    if "--shell-completion" in flags:
         from labkit.cli.shell_completion import completion_script
 
+        shells = [word for word in overrides if word.startswith("install=")]
         print(completion_script(shells[-1].partition("=")[2]), end="")
         return
     register()
@@ -39,11 +37,10 @@ def print_config(command: Command) -> None:
     if topic is None:
         run_hydra([*overrides, *flags])
         return
-    others = {flag for flag in flags if flag in PRINT_FLAGS} - {"--cfg"}
     composer = Composer()
     with initialized():
         overrides = with_scale_overrides(overrides, composer)
-        tree = composer.tree(overrides) if topic == "job" and not others else None
+        tree = composer.tree(overrides) if topic == "job" else None
     if tree is None:
         run_hydra([*overrides, *flags])
         return
@@ -84,15 +81,7 @@ def _value_of_default_files() -> Callable[[OptionEntry], Any]:
             if (CONF / group / f"{name}.yaml").is_file():
                 tree[group] = read(CONF / group / f"{name}.yaml")
 
-    def value(entry: OptionEntry) -> Any:
-        part: Any = tree
-        for key in entry.key.split("."):
-            if not isinstance(part, dict) or key not in part:
-                return entry.option.default
-            part = part[key]
-        return part
-
-    return value
+    return lambda entry: value_of(tree, entry.key, entry.option.default)
 
 
 def _values(overrides: Sequence[str]) -> Callable[[OptionEntry], Any]:

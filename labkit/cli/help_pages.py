@@ -10,13 +10,7 @@ from typing import Any
 
 from labkit.cli.hydra_arguments import CONF
 from labkit.config import ConfigError, count_text
-from labkit.config.option_index import (
-    OptionEntry,
-    OptionGroup,
-    did_you_mean,
-    entry_lines,
-    option_groups,
-)
+from labkit.config.option_index import OptionEntry, did_you_mean, entry_lines, option_groups
 
 ALL = "all"
 HEAD = """labkit: a laboratory for LLM inference engines on MLX
@@ -64,7 +58,12 @@ def topic_page(topic: str, folders: Sequence[Path], value_of: Value) -> str:
     Raises ``ConfigError`` if there is no such topic.
     """
     groups, files = list(option_groups()), choices(folders)
-    wanted = [entry for group in groups for entry in _entries_under(group, topic)]
+    wanted = [
+        entry
+        for group in groups
+        for entry in group.entries
+        if topic == ALL or f"{entry.key}.".startswith((f"{topic}.", f"{topic}[]"))
+    ]
     names = files.get(topic.replace(".", "/"), ())
     if topic != ALL and not wanted and not names:
         known = [*files, *(group.path for group in groups), ALL]
@@ -82,12 +81,6 @@ def choices(folders: Sequence[Path] = ()) -> dict[str, list[str]]:
             if group != ".":
                 found.setdefault(group, set()).add(path.stem)
     return {group: sorted(found[group]) for group in sorted(found)}
-
-
-def _entries_under(group: OptionGroup, topic: str) -> Iterator[OptionEntry]:
-    for entry in group.entries:
-        if topic == ALL or f"{entry.key}.".startswith((f"{topic}.", f"{topic}[]")):
-            yield entry
 
 
 def _choice_lines(group: str, names: Sequence[str], folders: Sequence[Path]) -> Iterator[str]:

@@ -60,7 +60,6 @@ class Command:
 
     @property
     def only_prints(self) -> bool:
-        """Whether the command only prints something and runs nothing."""
         return any(flag in PRINT_FLAGS for flag in self.flags)
 
 
@@ -72,14 +71,14 @@ def parse(argv: Sequence[str]) -> Command:
     flags: list[str] = []
     overrides: list[str] = []
     folders: list[str] = []
-    words = [part for word in argv for part in _split_flag(word)]
+    words = [part for word in argv for part in word.split("=", 1 if word.startswith("--") else 0)]
     while words:
         word = words.pop(0)
         flag = SHORT_FLAGS.get(word, word)
         if flag == "--config-dir":
             folders.append(_config_folder(words.pop(0) if words else "", folders))
         elif flag == "--package":
-            flags += [flag, words.pop(0) if words else ""]
+            flags += [flag, _package(words.pop(0) if words else "")]
         elif flag in PRINT_FLAGS:
             flags += [flag, *_take_topic(flag, words)]
         elif flag in ("--multirun", "--resolve"):
@@ -90,7 +89,7 @@ def parse(argv: Sequence[str]) -> Command:
             known = ("--config-dir", "--package", "--multirun", "--resolve", *PRINT_FLAGS)
             close = did_you_mean(word.split("=")[0], known)
             raise ConfigError(f"{word}: no such flag{close}; run python -m labkit --help")
-        elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
+        elif "=" in word or word.startswith("~"):
             if override_key(word) in FOLDER_KEYS:
                 raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
             overrides.append(read_override(_with_home(word)))
@@ -98,6 +97,7 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{word} is a separate program; run python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
+    _check_flags(flags, overrides)
     rest = tuple(flag for flag in flags if flag != "--multirun")
     return Command(rest, (*_search_path(folders), *overrides), "--multirun" in flags)
 
@@ -107,21 +107,33 @@ def read_override(word: str) -> str:
     return _as_typed(in_units_of_option(_selection(word)))
 
 
+def _package(name: str) -> str:
+    """Return the part of the config that ``--package`` names; refuse a flag in its place."""
+    if not name or name.startswith("-"):
+        raise ConfigError("--package: names no part of the config; write --package engine")
+    return name
+
+
+def _check_flags(flags: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse flags that exclude each other, or lack what they need."""
+    printing = [flag for flag in flags if flag in PRINT_FLAGS]
+    if len(printing) > 1:
+        raise ConfigError(f"{' '.join(printing)}: give one of these flags")
+    for flag in ("--package", "--resolve"):
+        if flag in flags and "--cfg" not in flags:
+            raise ConfigError(f"{flag}: only --cfg takes it; write --cfg job {flag}")
+    if "--shell-completion" in flags and not any(o.startswith("install=") for o in overrides):
+        raise ConfigError("--shell-completion: name a shell, such as install=bash")
+
+
 def _with_home(override: str) -> str:
     """Expand ``~`` in ``out=~/FOLDER``; the shell does so only at the start of a word."""
-    home = re.match(r"(out=['\"]?)(~[^/'\"]*)", override)
+    home = re.match(r"((?:\+\+)?out=['\"]?)(~[^/'\"]*)", override)
     return home[1] + os.path.expanduser(home[2]) + override[home.end() :] if home else override
 
 
-def _split_flag(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith("--") else [word]
-
-
 def _take_topic(flag: str, words: list[str]) -> list[str]:
-    """Remove the flag's value from ``words``, and return it in a list (empty if there is none).
-
-    ``--cfg`` requires a value; after ``--info`` and ``--help`` it is optional.
-    """
+    """Take the value of a flag, which only ``--cfg`` requires, off ``words``."""
     allowed = PRINT_FLAGS[flag]
     if words and words[0] in allowed:
         return [words.pop(0)]
@@ -135,12 +147,8 @@ def _take_topic(flag: str, words: list[str]) -> list[str]:
 
 
 def _selection(override: str) -> str:
-    """Return the override, without the plus sign if it selects a nested group of ``conf/``.
-
-    Hydra requires a plus sign for groups outside the defaults list, and refuses it for the others.
-    labkit's defaults list has all nested groups (with the choice null), so ``+engine/kv=NAME``
-    must become ``engine/kv=NAME``.
-    """
+    """Return ``+engine/kv=NAME`` as ``engine/kv=NAME``; other overrides unchanged."""
+    # labkit's defaults list has all nested groups, and Hydra refuses the sign for a group in it.
     group = override[1:].partition("=")[0]
     nested = override.startswith("+") and "/" in group and "@" not in group
     return override[1:] if nested and (CONF / group).is_dir() else override
@@ -200,8 +208,7 @@ def _config_folder(folder: str, others: Sequence[str]) -> str:
         name = file.relative_to(folder)
         if (CONF / name).exists():
             raise ConfigError(f"{file}: labkit has {name} itself; choose another file name")
-        twice = next((other for other in others if (Path(other) / name).exists()), None)
-        if twice is not None:
+        if twice := next((other for other in others if (Path(other) / name).exists()), None):
             raise ConfigError(f"{file}: {twice} has {name} too; choose another file name")
     return folder
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -23,7 +24,7 @@ class Program(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Exit after ``--help`` or an error of the arguments."""
         try:
-            sys.stdout.flush()
+            flush_output()
         except BrokenPipeError:
             status = discard_output()
         super().exit(status, message)
@@ -49,7 +50,7 @@ class Program(argparse.ArgumentParser):
         expected: tuple[type[Exception], ...] = (OSError, *failed, *refused)
         try:
             status = body(options) or 0
-            sys.stdout.flush()
+            flush_output()
             return status
         except BrokenPipeError:
             return discard_output()
@@ -61,6 +62,17 @@ class Program(argparse.ArgumentParser):
             return failed_status if isinstance(error, tuple(failed)) else 2
         except KeyboardInterrupt:
             return 130
+
+
+def user_path(text: str) -> Path:
+    """Return a path of the command line; the shell leaves the ``~`` of ``--out=~/FOLDER``."""
+    return Path(os.path.expanduser(text))
+
+
+def flush_output() -> None:
+    """Flush standard output, which is None if the shell closed it (``>&-``)."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def discard_output() -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.cli.hydra_arguments import CONF, Command
 from labkit.cli.study_composer import compose_cells, launcher_of, with_sweep_as_arms
 from labkit.config import ConfigError
+from labkit.config.option_index import override_key
 from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
@@ -168,13 +169,9 @@ def run_job(study: StudyRunner, hydra: list[str], task: list[str], facts: Any) -
 
 def named_folder(command: Command) -> Path | None:
     """Return the folder that a command names with ``out=``, or None."""
-    from labkit.config.env_interpolation import with_values
+    from labkit.experiment.compose.cell_name import study_folders
 
-    named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
-    named = with_values(named)
-    if named and not named[-1].strip():
-        raise ConfigError("out=: names no folder; set out=outputs/NAME, or leave it out")
-    return Path(named[-1]) if named else None
+    return next(reversed(study_folders(command.overrides)), None)
 
 
 def study_folder(
@@ -188,7 +185,7 @@ def study_folder(
     from labkit.experiment.hydra.hydra_composer import hydra_quote
 
     named = named_folder(command)
-    rest = [o for o in command.overrides if not o.startswith("out=")]
+    rest = [o for o in command.overrides if override_key(o) != "out"]
     out = named or _fresh_folder(create)
     if absolute:
         out = out.absolute()
@@ -250,7 +247,7 @@ def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tup
         unpack_archive(archive, folder)
     except RecordError as error:
         raise ConfigError(str(error)) from None
-    rest = [word for word in overrides if not word.startswith("out=")]
+    rest = [word for word in overrides if override_key(word) != "out"]
     return folder, [*rest, f"out={hydra_quote(str(folder))}"]
 
 
@@ -258,10 +255,10 @@ def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:
     """Return the command that continues the study: the typed one, with ``out=`` added."""
     from labkit.experiment.hydra.hydra_composer import config_folders
 
-    out = [override for override in overrides if override.startswith("out=")]
+    out = [override for override in overrides if override_key(override) == "out"]
     words = [word for folder in config_folders(overrides) for word in ("--config-dir", folder)]
-    given = ("out=", "hydra.searchpath=")
-    words += [*(o for o in typed.overrides if not o.startswith(given)), *out]
+    given = ("out", "hydra.searchpath")
+    words += [*(o for o in typed.overrides if override_key(o) not in given), *out]
     return " ".join(["python -m labkit", *map(shlex.quote, words), *(["-m"] * typed.multirun)])
 
 

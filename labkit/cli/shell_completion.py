@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.cli.help_pages import choices
-from labkit.cli.hydra_arguments import PRINT_FLAGS, SHORT_FLAGS
+from labkit.cli.hydra_arguments import PRINT_FLAGS, REFUSED_FLAGS, SHORT_FLAGS
 from labkit.config import ConfigError, require
 from labkit.config.option_index import option_groups
 
@@ -112,7 +112,8 @@ def completion_script(shell: str) -> str:
 
 def words() -> Iterator[str]:
     """Yield every flag, key and ``key=choice`` of the command."""
-    yield from (*PRINT_FLAGS, *SHORT_FLAGS, "--config-dir", "--multirun", "--version")
+    yield from (*PRINT_FLAGS, "--config-dir", "--multirun", "--version")
+    yield from (short for short, flag in SHORT_FLAGS.items() if flag not in REFUSED_FLAGS)
     for group, names in choices().items():
         yield from (f"{group}={name}" for name in names)
     for entry in (entry for group in option_groups() for entry in group.entries):

@@ -54,18 +54,10 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     is therefore a single cell, without the searched options.
 
     Nothing is written, except that a model given as a GGUF file may be converted into the cache.
-    Raises ``ConfigError`` if a cell or an arm is invalid. The message is one line about the first
-    error.
+    Raises ``ConfigError`` for the first cell or arm that is invalid.
     """
-    from hydra import compose
-
     from labkit.experiment.compose.cell_composer import compose_cell
-    from labkit.experiment.hydra.hydra_composer import (
-        Composer,
-        expand_sweep,
-        first_cell,
-        fixed_overrides,
-    )
+    from labkit.experiment.hydra import hydra_composer
     from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
     from labkit.experiment.hydra.job_launchers import is_search
 
@@ -73,56 +65,64 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     with initialized():
         with config_errors_in_one_line(command.overrides):
             if command.multirun:
-                first = [*hydra, *first_cell(task)]
-                config = compose("config", overrides=first, return_hydra_config=True)
-                if is_search(config.hydra):
-                    cells = [fixed_overrides(task)]
+                config = _hydra_config([*hydra, *hydra_composer.first_cell(task)])
+                if is_search(config):
+                    cells = [hydra_composer.fixed_overrides(task)]
                 else:
-                    cells = expand_sweep(task, _sweeper_params(config.hydra.sweeper.params or {}))
+                    params = _sweeper_params(config.sweeper.params or {})
+                    cells = hydra_composer.expand_sweep(task, params)
                     _check_swept_experiments(cells, hydra)
             else:
-                for override in task:
-                    require(
-                        len(expand_sweep([override])) == 1,
-                        f"{override}: several values need -m; add it at the end of the command",
-                    )
+                refuse_sweeps(task, "several values need -m; add it at the end of the command")
                 # Hydra names the folder after the overrides as the user typed them.
                 cells = [task]
-        composer = Composer()
+        composer = hydra_composer.Composer()
         composed = [compose_cell(hydra, cell, composer) for cell in cells]
-    names = [cell.name for cell in composed]
-    if len(set(names)) < len(names):
-        raise ConfigError(_same_name(max(names, key=names.count), composed))
-    _check_fixed_overrides(composed)
+    _check_names(composed)
     return composed
 
 
+def refuse_sweeps(overrides: Sequence[str], remedy: str) -> None:
+    """Raise ``ConfigError`` if an override has several values; ``remedy`` says what to do then."""
+    from labkit.experiment.hydra.hydra_composer import expand_sweep
+    from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
+
+    with config_errors_in_one_line(overrides):
+        for override in overrides:
+            require(len(expand_sweep([override])) == 1, f"{override}: {remedy}")
+
+
 def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
-    """Return the overrides of Hydra itself, and those of the cells."""
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     return hydra, [o for o in command.overrides if o not in hydra]
 
 
-def _same_name(name: str, cells: Sequence[ComposedCell]) -> str:
-    """Return why two cells have the same name."""
-    from labkit.experiment.compose.cell_name import fixed_overrides
+def _hydra_config(overrides: Sequence[str]) -> Any:
+    """Return Hydra's own part of the config that overrides compose."""
+    from hydra import compose
 
-    overrides = {tuple(fixed_overrides(cell.overrides)) for cell in cells if cell.name == name}
-    if len(overrides) == 1:
-        return f"{name}: the command has this cell twice; remove a repeated value"
-    return (
-        f"{name}: two cells would have this folder, because their values differ only in characters "
-        "that become _ in its name; rename a file or a value"
-    )
+    return compose("config", overrides=list(overrides), return_hydra_config=True).hydra
 
 
-def _check_fixed_overrides(cells: Sequence[ComposedCell]) -> None:
-    """Refuse cells that differ only in options that may change while a study is continued."""
+def _check_names(cells: Sequence[ComposedCell]) -> None:
+    """Refuse cells with one name, or that differ only in what may change in a continued study."""
     from labkit.experiment.compose.cell_name import CHANGEABLE_KEYS, fixed_overrides
 
-    fixed = {tuple(fixed_overrides(cell.overrides)) for cell in cells}
+    names = [cell.name for cell in cells]
+    name = max(names, key=names.count, default="")
+    fixed = [tuple(fixed_overrides(cell.overrides)) for cell in cells]
+    alike = {own for cell, own in zip(cells, fixed, strict=True) if cell.name == name}
     require(
-        len(fixed) == len(cells),
+        names.count(name) < 2 or len(alike) > 1,
+        f"{name}: the command has this cell twice; remove a repeated value",
+    )
+    require(
+        names.count(name) < 2,
+        f"{name}: two cells would have this folder, because their values differ only in characters "
+        "that become _ in its name; rename a file or a value",
+    )
+    require(
+        len(set(fixed)) == len(cells),
         f"{', '.join(CHANGEABLE_KEYS)}: cells must differ in another option, because these may "
         "change while a study is continued; set one value",
     )
@@ -140,17 +140,10 @@ def _sweeper_params(params: Any) -> dict[str, Any]:
 
 
 def _check_swept_experiments(cells: Sequence[Sequence[str]], hydra: Sequence[str]) -> None:
-    """Refuse several experiments in one command if one of them has a sweep of its own.
-
-    Hydra would ignore such a sweep, because it reads ``hydra.sweeper.params`` before it composes
-    the jobs.
-    """
-    from hydra import compose
-
+    """Refuse a sweep of an experiment's own beside other experiments: Hydra would ignore it."""
     names = dict.fromkeys(o for cell in cells for o in cell if o.startswith("experiment="))
     for name in names if len(names) > 1 else ():
-        config = compose("config", overrides=[*hydra, name], return_hydra_config=True)
-        if config.hydra.sweeper.params:
+        if _hydra_config([*hydra, name]).sweeper.params:
             raise ConfigError(
                 f"{name} has a sweep of its own (hydra.sweeper.params), so it must be the only "
                 "experiment of a command"
@@ -182,16 +175,14 @@ def with_sweep_as_arms(command: Command) -> Command:
 
 def _experiment_makes_cells(hydra: Sequence[str], task: Sequence[str]) -> bool:
     """Return whether the command's experiment chooses, distributes or sweeps its cells."""
-    from hydra import compose
-
     from labkit.experiment.hydra.hydra_composer import first_cell
     from labkit.experiment.hydra.job_launchers import JobLauncher
 
     keys = {override.split("=", 1)[0] for override in task}
     if "experiment" not in keys:
         return False
-    chosen = compose("config", overrides=[*hydra, *first_cell(task)], return_hydra_config=True)
-    launcher, swept = JobLauncher.of(chosen.hydra), chosen.hydra.sweeper.params or {}
+    chosen = _hydra_config([*hydra, *first_cell(task)])
+    launcher, swept = JobLauncher.of(chosen), chosen.sweeper.params or {}
     return launcher.is_search or not launcher.is_local or not keys.isdisjoint(swept)
 
 
@@ -199,16 +190,12 @@ def launcher_of(command: Command) -> JobLauncher:
     """Return the launcher that the command selects, after checking that it can work here.
 
     A search needs a launcher that runs its cells in this process. Raises ``ConfigError`` if the
-    launcher cannot work here. The message is one line with the reason.
+    launcher cannot work here.
     """
-    from hydra import compose
-
     from labkit.experiment.hydra.hydra_composer import first_cell
     from labkit.experiment.hydra.job_launchers import JobLauncher
 
     with initialized():
-        first = first_cell(command.overrides)
-        hydra = compose("config", overrides=first, return_hydra_config=True).hydra
-        launcher = JobLauncher.of(hydra)
+        launcher = JobLauncher.of(_hydra_config(first_cell(command.overrides)))
     launcher.check(command.multirun)
     return launcher

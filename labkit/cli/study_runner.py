@@ -70,18 +70,14 @@ class StudyRunner:
     def refuse_changes(self) -> None:
         """Check that the arms and designs in the folder are this study's. Nothing is written.
 
-        Raises ``ConfigError`` if an arm or a design differs, or a file in the folder is a link. The
-        message is one line with the first difference.
+        Raises ``ConfigError`` if an arm or a design differs, or a file in the folder is a link.
         """
         refuse_links(self.out.iterdir() if self.out.is_dir() else ())
         for cell in self._cells():
             refuse_changes(cell)
 
     def check_servers(self) -> None:
-        """Check that the programs of all servers are installed on this host. Nothing is written.
-
-        Raises ``ConfigError`` if one is missing. The message is one line with the arm.
-        """
+        """Raise ``ConfigError`` if the program of an arm's server is not installed on this host."""
         for composed in self._composed.values():
             for name, experiment in composed.experiments.items():
                 if experiment.engine.name == "openai":
@@ -96,12 +92,7 @@ class StudyRunner:
         """Build or read what the runs of all cells need: models and prompts, into the cache.
 
         So a mistake that only these show (a request that does not fit into the KV pool) is found
-        before anything is written to the study's folder.
-
-        Raises
-        ------
-        ConfigError
-            An arm cannot serve its workload. The message is one line.
+        before anything is written to the study's folder: ``ConfigError``.
         """
         cells = self._composed.values()
         _prepare(
@@ -121,11 +112,7 @@ class StudyRunner:
         shows the failure.
         """
         write_utf8()  # this may be a launcher's process
-        composed = self._composed.get(name)
-        if composed is None:
-            if compose is None:
-                raise KeyError(name)
-            composed = compose()
+        composed = self._composed[name] if compose is None or name in self._composed else compose()
         if self.is_first_process:
             self._composed[name] = composed
         progress = (
@@ -190,8 +177,7 @@ class StudyRunner:
     def unfinished(self) -> Iterator[str]:
         """Yield a line per cell with missing runs: their number, and how its last session ended."""
         for cell in self._cells():
-            missing = cell_runner.unfinished(cell)
-            if missing:
+            if missing := cell_runner.unfinished(cell):
                 number = len(cell.schedule())
                 runs = f"{len(missing)} of {number} run{'s are' if number > 1 else ' is'} missing"
                 yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"

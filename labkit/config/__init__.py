@@ -36,7 +36,6 @@ from labkit.config.engine.kv_cache import (
 from labkit.config.engine.memory_budget import (
     DEFAULT_FRACTION,
     DEFAULT_FREE_FRACTION,
-    DEFAULT_POOL_BYTES,
     FRACTION_POLICIES,
     SIMULATED_MAC_NAMES,
     Budget,
@@ -50,7 +49,6 @@ from labkit.config.engine.openai_server import (
     Api,
     EosHandling,
     OpenAIServer,
-    ServerPreset,
 )
 from labkit.config.engine.scheduler import (
     DEFAULT_WATERMARK,
@@ -64,7 +62,6 @@ from labkit.config.engine.scheduler import (
 from labkit.config.engine.speculation import Drafts, Speculation, Verification
 from labkit.config.experiment import (
     CONTROL,
-    YAML_KEYWORDS,
     Ablation,
     Claims,
     Environment,

@@ -68,7 +68,8 @@ def swept_overrides(sweep: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, A
     for values in itertools.product(*sweep.values()):
         overrides = dict(zip(sweep, values, strict=True))
         text = ",".join(f"{short[key]}={_value_name(value)}" for key, value in overrides.items())
-        if text in arms or len(text.encode()) > MAX_NAME_BYTES:
+        taken = text.casefold() in map(str.casefold, arms)  # each arm has files of its name
+        if taken or len(text.encode()) > MAX_NAME_BYTES:
             digest = hashlib.sha256(repr(overrides).encode()).hexdigest()[:8]
             kept = text.encode()[: MAX_NAME_BYTES - len(digest) - 1]
             text = f"{kept.decode(errors='ignore')}-{digest}"

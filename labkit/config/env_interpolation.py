@@ -30,10 +30,7 @@ class EnvironmentText(str):
 
     @classmethod
     def of(cls, expression: str) -> EnvironmentText:
-        """Return the text of an expression.
-
-        Raises ``ConfigError`` if a variable is not set in the environment.
-        """
+        """Return the text of an expression; raise ``ConfigError`` if a variable is not set."""
         text = cls(EXPRESSION.sub(_value, expression))
         text.expression = expression
         return text
@@ -70,21 +67,12 @@ def hide_values(data: Any, plain: Any, public: Sequence[str] = ()) -> Any:
 
 def _values(plain: Any) -> Iterator[tuple[str, str]]:
     """Yield the values to hide, and the password in a value that is a URL."""
-    for text in _texts(plain):
-        for match in EXPRESSION.finditer(text):
-            value = os.environ.get(match.group(1), "")
-            url = urlsplit(value) if "://" in value else None
-            for part in (value, *((url.password, url.query) if url else ())):
-                if part and len(part) >= MIN_HIDDEN:
-                    yield part, match.group()
-
-
-def _texts(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, Mapping | list | tuple):
-        for value in data.values() if isinstance(data, Mapping) else data:
-            yield from _texts(value)
+    for match in EXPRESSION.finditer(str(plain)):
+        value = os.environ.get(match.group(1), "")
+        url = urlsplit(value) if "://" in value else None
+        for part in (value, *((url.password, url.query) if url else ())):
+            if part and len(part) >= MIN_HIDDEN:
+                yield part, match.group()
 
 
 def map_texts(data: Any, change: Callable[[str], str]) -> Any:

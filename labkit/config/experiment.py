@@ -59,7 +59,6 @@ class QualityLimits(Group, place="ablation.claims.quality"):
     )
 
     def limits(self) -> dict[str, float]:
-        """Return the limits that are set, by metric."""
         return {name: limit for name, limit in vars(self).items() if limit is not None}
 
 
@@ -218,7 +217,6 @@ class Ablation(Group, place="ablation"):
 
     @property
     def baseline_arm(self) -> str:
-        """Name of the arm that the others are compared with."""
         return self.baseline if self.baseline is not None else next(iter(self.arms))
 
 
@@ -274,6 +272,11 @@ class Experiment(Group):
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )
+        require(
+            self.engine.scheduler.queue != "priority",
+            "engine.scheduler.queue=priority: no workload gives its requests priorities; leave "
+            "engine.scheduler.queue=fcfs, or set a class of your own (docs/extending.md)",
+        )
         self._check_identity()
         self._check_metrics()
         if not self.workload.has_engine:
@@ -292,7 +295,6 @@ class Experiment(Group):
             self._check_shares(self.model.shape, self.engine.parallel.size)
 
     def _check_memory(self) -> None:
-        """Refuse a KV pool that does not fit into ``engine.memory_limit``."""
         limit, budget = self.engine.memory_limit, self.engine.budget
         by_bytes = budget.policy is BudgetPolicy.fixed and budget.blocks is None
         require(
@@ -305,7 +307,6 @@ class Experiment(Group):
         )
 
     def _check_step_trace(self) -> None:
-        """Refuse a step trace for an engine whose steps run in another process or library."""
         steps, engine = self.workload.step_trace, self.engine
         ranks = engine.parallel.size
         own = engine.name not in EXTERNAL_ENGINES and ranks == 1
@@ -317,7 +318,6 @@ class Experiment(Group):
         )
 
     def _check_shares(self, shape: ModelShape, size: int) -> None:
-        """Check that heads and feed-forward columns divide evenly among the ranks."""
         for name in ("num_heads", "num_kv_heads", "intermediate_size"):
             total = getattr(shape, name)
             require(
@@ -344,10 +344,6 @@ class Experiment(Group):
         )
 
     def _check_identity(self) -> None:
-        """Check that the workload has the outputs that the claim is about.
-
-        A video workload has frames and no tokens. All other workloads have no frames.
-        """
         identity, video = self.ablation.claims.identity, not self.workload.has_engine
         of_video = (Identity.frames, Identity.bitwise, Identity.none)
         require(
@@ -361,14 +357,11 @@ class Experiment(Group):
     def primary_metrics(self) -> tuple[str, ...]:
         """The metrics that the answer is about, the most important first.
 
-        These are the metrics of ``ablation.metric`` or, if it is null, the workload's primary
-        metrics. The tuple is empty for a workload class of the user's own, because only its records
-        say which metric is primary.
+        It is empty for a workload class of the user's own, because only its records say it.
         """
         return self.ablation.metrics or self.workload.primary_metrics
 
     def _check_metrics(self) -> None:
-        """Check that the workload gives the metrics that ``ablation.metric`` names."""
         workload, known = self.workload, metric_names(self.workload.kind)
         for name in self.ablation.metrics:
             where = f"ablation.metric={name}"
@@ -387,10 +380,6 @@ class Experiment(Group):
             require(missing is None, f"{where}: workload={workload.name} needs {missing} for it")
 
     def _check_quality(self) -> None:
-        """Check that limits of quality are set if, and only if, quality is claimed.
-
-        Only a scoring workload may have this claim.
-        """
         claims = self.ablation.claims
         claimed = claims.identity is Identity.quality
         require(
@@ -405,7 +394,6 @@ class Experiment(Group):
         )
 
     def _check_no_engine(self) -> None:
-        """Refuse options of engine and model if the workload uses neither."""
         why = f"workload={self.workload.name} decodes clips and uses no engine or model"
         for group in (*self.engine.groups(), self.model):
             for name, _, _ in group.options():

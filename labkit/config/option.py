@@ -103,11 +103,9 @@ class Option:
         if not self.range:
             return not self.choices
         number = int(value) if isinstance(value, str) and value.isdecimal() else value
-        return not isinstance(number, str) and self._in_range(number)
-
-    def _in_range(self, number: float) -> bool:
         return (
-            (self.ge is None or number >= self.ge)
+            not isinstance(number, str)
+            and (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
             and (self.multiple_of is None or number % self.multiple_of == 0)

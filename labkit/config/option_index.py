@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -100,7 +100,8 @@ def option_groups(group: Any = Experiment, path: str = "") -> Iterator[OptionGro
         (item_kind,) = typing.get_args(kind) if typing.get_origin(kind) is list else (kind,)
         if dataclasses.is_dataclass(item_kind):
             children.append((item_kind, key if item_kind is kind else f"{key}[]"))
-    yield OptionGroup(path, _first_line(group), tuple(entries))
+    meaning = (inspect.getdoc(group) or "").split("\n")[0].replace("``", "`")
+    yield OptionGroup(path, meaning, tuple(entries))
     for child, child_path in children:
         yield from option_groups(child, child_path)
 
@@ -114,6 +115,16 @@ def find_option(key: str) -> OptionEntry | None:
 def _entries_by_key() -> dict[str, OptionEntry]:
     groups = (group for root in (ServeConfig, Experiment) for group in option_groups(root))
     return {entry.key: entry for group in groups for entry in group.entries}
+
+
+def value_of(config: Any, key: str, default: Any = None) -> Any:
+    """Return the value of a key in a config in JSON types; ``default`` if the config lacks it."""
+    value = config
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return default
+        value = value[name]
+    return value
 
 
 @functools.cache
@@ -184,7 +195,3 @@ def entry_lines(entry: OptionEntry, value: Any) -> list[str]:
     indent = " " * 6
     lines = textwrap.wrap(about, 96, initial_indent=indent, subsequent_indent=indent)
     return [f"  {entry.key}{shown}", *lines]
-
-
-def _first_line(group: Any) -> str:
-    return (inspect.getdoc(group) or "").split("\n")[0].replace("``", "`")

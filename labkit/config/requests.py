@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from labkit.config.option import Group, ReadBy, option, require
 
@@ -11,6 +12,7 @@ MAX_REQUESTS = 100_000
 MAX_LENGTH_TOKENS = 1 << 20  # per prompt or output
 MAX_PROMPT_CHARACTERS = 4 << 20  # per prompt
 MAX_TIMESTAMP_MS = 30 * 24 * 3600 * 1000  # 30 days
+length_option = partial(option, ge=1, le=MAX_LENGTH_TOKENS, unit="tokens")
 
 
 class LengthKind(Enum):
@@ -31,25 +33,18 @@ class Lengths(Group):
     """Lengths in tokens, drawn from a distribution or listed."""
 
     kind: LengthKind = option(LengthKind.fixed)
-    tokens: int = option(
-        128, "Length of every request.", ge=1, le=MAX_LENGTH_TOKENS, unit="tokens",
-        read_by=ReadBy("kind", (LengthKind.fixed,)),
+    tokens: int = length_option(
+        128, "Length of every request.", read_by=ReadBy("kind", (LengthKind.fixed,))
+    )
+    low: int | None = length_option(
+        None, "Minimum; shorter draws are raised to it.", null_means="1", read_by=DRAWN
+    )
+    high: int | None = length_option(
+        None, "Maximum; longer draws are cut to it.", null_means=str(MAX_LENGTH_TOKENS),
+        read_by=DRAWN,
     )  # fmt: skip
-    low: int | None = option(
-        None, "Minimum; shorter draws are raised to it.", ge=1, le=MAX_LENGTH_TOKENS,
-        unit="tokens", null_means="1", read_by=DRAWN,
-    )  # fmt: skip
-    high: int | None = option(
-        None, "Maximum; longer draws are cut to it.", ge=1, le=MAX_LENGTH_TOKENS,
-        unit="tokens", null_means=str(MAX_LENGTH_TOKENS), read_by=DRAWN,
-    )  # fmt: skip
-    median: float | None = option(
-        None,
-        "Median of the lognormal distribution.",
-        ge=1,
-        le=MAX_LENGTH_TOKENS,
-        unit="tokens",
-        read_by=LOGNORMAL,
+    median: float | None = length_option(
+        None, "Median of the lognormal distribution.", read_by=LOGNORMAL
     )
     sigma: float | None = option(
         None, "Standard deviation of the logarithm.", ge=0, le=10, read_by=LOGNORMAL
@@ -101,10 +96,9 @@ class ListedRequest(Group):
         "Conversation, to which the model's chat template is applied.",
         null_means="a request with a prompt",
     )
-    max_tokens: int | None = option(
-        None, "Output length.", ge=1, le=MAX_LENGTH_TOKENS, unit="tokens",
-        null_means="workload.prompts.output",
-    )  # fmt: skip
+    max_tokens: int | None = length_option(
+        None, "Output length.", null_means="workload.prompts.output"
+    )
     timestamp: float | None = option(
         None, "Arrival time, from the start of the run.", ge=0, le=MAX_TIMESTAMP_MS,
         unit="milliseconds", null_means="not recorded",
@@ -167,10 +161,9 @@ class Prompts(Group, place="workload.prompts"):
     requests: int = option(16, "Number of requests.", ge=1, le=MAX_REQUESTS, read_by=SYNTHETIC)
     input: Lengths = field(default_factory=Lengths)
     output: Lengths = field(default_factory=Lengths)
-    prefix_tokens: int = option(
-        0, "Length of the prefix that the prompts of a group share.", ge=0,
-        le=MAX_LENGTH_TOKENS, unit="tokens", read_by=SYNTHETIC,
-    )  # fmt: skip
+    prefix_tokens: int = length_option(
+        0, "Length of the prefix that the prompts of a group share.", ge=0, read_by=SYNTHETIC
+    )
     prefix_groups: int = option(
         1,
         "Number of groups; each has its own shared prefix.",
@@ -197,11 +190,6 @@ class Prompts(Group, place="workload.prompts"):
     )
 
     def __post_init__(self) -> None:
-        """Check the options that depend on the source.
-
-        Options that the source requires must be set, lengths that it ignores must not be set, and
-        ``requests`` must be a multiple of ``turns``.
-        """
         super().__post_init__()
         source = f"{SOURCE}={self.source}"
         needs_file = self.source in FROM_FILE
@@ -281,23 +269,16 @@ class Arrivals(Group, place="workload.arrivals"):
         return self.kind in AT_A_RATE or self.kind is ArrivalKind.trace
 
 
+limit_option = partial(option, None, gt=0, unit="milliseconds", null_means="no limit")
+
+
 @dataclass
 class LatencySLO(Group, place="workload.limits"):
     """Latency SLOs. Goodput counts the requests that meet all of them."""
 
-    ttft_ms: float | None = option(
-        None, "Maximum time to first token.", gt=0, unit="milliseconds", null_means="no limit"
-    )
-    tpot_ms: float | None = option(
-        None,
-        "Maximum time per output token after the first.",
-        gt=0,
-        unit="milliseconds",
-        null_means="no limit",
-    )
-    e2e_ms: float | None = option(
-        None, "Maximum end-to-end latency.", gt=0, unit="milliseconds", null_means="no limit"
-    )
+    ttft_ms: float | None = limit_option("Maximum time to first token.")
+    tpot_ms: float | None = limit_option("Maximum time per output token after the first.")
+    e2e_ms: float | None = limit_option("Maximum end-to-end latency.")
 
     @property
     def is_set(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from labkit.config.engine import Engine
 from labkit.config.model import Model
 from labkit.config.option import Group, option, require
 
-TOKENS, SECONDS = "tokens", "seconds"
+time_option = partial(option, gt=0, unit="seconds")
 
 
 class SpecialTokens(Enum):
@@ -60,14 +61,14 @@ class Server(Group, place="server"):
         unit="bytes",
     )
     max_prompt_tokens: int = option(
-        32_768, "Maximum prompt length; longer prompts are refused (400).", ge=1, unit=TOKENS
+        32_768, "Maximum prompt length; longer prompts are refused (400).", ge=1, unit="tokens"
     )
     max_output_tokens: int | None = option(
         None,
         "Maximum of a request's max_tokens, and its default except for /v1/completions (16); more "
         "is refused (400).",
         ge=1,
-        unit=TOKENS,
+        unit="tokens",
         null_means="what the context leaves after the prompt",
     )
     max_choices: int = option(
@@ -85,11 +86,8 @@ class Server(Group, place="server"):
         ge=1,
         unit="bytes",
     )
-    grammar_timeout_s: float = option(
-        5.0,
-        "Time limit of compiling a schema or a grammar, in a process of its own (400).",
-        gt=0,
-        unit=SECONDS,
+    grammar_timeout_s: float = time_option(
+        5.0, "Time limit of compiling a schema or a grammar, in a process of its own (400)."
     )
     grammar_memory_bytes: int = option(
         256 << 20,
@@ -97,23 +95,18 @@ class Server(Group, place="server"):
         ge=1 << 20,
         unit="bytes",
     )
-    receive_timeout_s: float = option(
-        60.0, "Time limit of receiving a request, headers and body (408).", gt=0, unit=SECONDS
+    receive_timeout_s: float = time_option(
+        60.0, "Time limit of receiving a request, headers and body (408)."
     )
-    timeout_s: float = option(
+    timeout_s: float = time_option(
         600.0,
         "Timeout of a request, which is then aborted (504, or an error that ends the stream).",
-        gt=0,
-        unit=SECONDS,
     )
     grace_s: float = option(
-        10.0, "Time that running requests get to finish at shutdown.", ge=0, unit=SECONDS
+        10.0, "Time that running requests get to finish at shutdown.", ge=0, unit="seconds"
     )
-    stuck_s: float = option(
-        60.0,
-        "Duration of a step beyond which the engine is reported unhealthy (503).",
-        gt=0,
-        unit=SECONDS,
+    stuck_s: float = time_option(
+        60.0, "Duration of a step beyond which the engine is reported unhealthy (503)."
     )
 
     def __post_init__(self) -> None:
@@ -138,7 +131,6 @@ class Server(Group, place="server"):
 
     @property
     def host_names(self) -> list[str]:
-        """The names of ``hosts`` in lower case."""
         return (self.hosts or "").lower().split()
 
 

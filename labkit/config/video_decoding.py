@@ -86,7 +86,6 @@ class Clip(Group, place="workload.made"):
 
     @property
     def length(self) -> int:
-        """Number of frames."""
         return round(self.seconds * self.fps)
 
     def key(self, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from labkit.config.engine.kv_cache import Precision
 from labkit.config.option import CLASS_PATH, Group, ReadBy, is_class_path, option, require
@@ -99,6 +100,10 @@ VIDEO = ReadBy(KIND, ("video",))
 SCORING = ReadBy(KIND, ("scoring",))
 REPEATED = ReadBy(KIND, ("kernel", "video"))
 IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", "scoring", CLASS_PATH))
+request_option = partial(option, read_by=REQUESTS)
+kernel_option = partial(option, read_by=KERNEL)
+video_option = partial(option, read_by=VIDEO)
+scoring_option = partial(option, read_by=SCORING)
 
 
 PRIMARY_METRICS = {
@@ -139,7 +144,7 @@ class Workload(Group, place="workload"):
     prompts: Prompts = field(default_factory=Prompts)
     arrivals: Arrivals = field(default_factory=Arrivals)
     limits: LatencySLO = field(default_factory=LatencySLO)
-    capacity: float | None = option(
+    capacity: float | None = request_option(
         None,
         "Percentage of requests that must meet workload.limits; a sweep of workload.arrivals.rate "
         "then reports the highest rate that keeps it (docs/sweeps.md).",
@@ -147,16 +152,14 @@ class Workload(Group, place="workload"):
         le=99.99,
         unit="percent",
         null_means="not reported",
-        read_by=REQUESTS,
     )
-    num_requests: int | None = option(
+    num_requests: int | None = request_option(
         None,
         "Number of requests to serve, from the first. 0: as many as design.time allows, at most "
         "all; all if the command sets design.blocks, if each is a row, or if they arrive at once "
         "or from a trace.",
         ge=0,
         null_means="all",
-        read_by=REQUESTS,
     )
     concurrency: int | None = option(
         16,
@@ -167,16 +170,15 @@ class Workload(Group, place="workload"):
         le=4096,
         read_by=IN_FLIGHT,
     )
-    stagger_ms: float = option(
+    stagger_ms: float = request_option(
         0.0,
         "Delay of each client's start after the previous client's.",
         ge=0,
         le=60_000,
         unit="milliseconds",
-        read_by=REQUESTS,
     )
-    per_request: bool = option(
-        False, "Report every request as its own case, named by its text.", read_by=REQUESTS
+    per_request: bool = request_option(
+        False, "Report every request as its own case, named by its text."
     )
     step_trace: int | None = option(
         None,
@@ -188,82 +190,65 @@ class Workload(Group, place="workload"):
         null_means="none",
         read_by=SERVED,
     )
-    ignore_eos: bool = option(
-        True, "Generate the full output length past the end-of-sequence token.", read_by=REQUESTS
+    ignore_eos: bool = request_option(
+        True, "Generate the full output length past the end-of-sequence token."
     )
     cache_state: CacheState = option(CacheState.cold, read_by=REQUESTS)
-    temperature: float = option(0.0, "Sampling temperature; 0: greedy.", ge=0, read_by=REQUESTS)
-    top_k: int = option(
-        0, "Number of most likely tokens to sample from; 0: all.", ge=0, read_by=REQUESTS
+    temperature: float = request_option(0.0, "Sampling temperature; 0: greedy.", ge=0)
+    top_k: int = request_option(0, "Number of most likely tokens to sample from; 0: all.", ge=0)
+    top_p: float = request_option(
+        1.0, "Cumulative probability of the tokens to sample from.", gt=0, le=1
     )
-    top_p: float = option(
-        1.0, "Cumulative probability of the tokens to sample from.", gt=0, le=1, read_by=REQUESTS
-    )
-    num_heads: int = option(16, "Query heads.", ge=1, read_by=KERNEL)
-    num_kv_heads: int = option(4, "Key/value heads.", ge=1, read_by=KERNEL)
-    head_dim: int = option(128, "Head dimension.", ge=16, le=256, multiple_of=16, read_by=KERNEL)
-    window: int | None = option(
-        None,
-        "Sliding window: keys that a query attends to.",
-        ge=1,
-        unit="keys",
-        null_means="all",
-        read_by=KERNEL,
+    num_heads: int = kernel_option(16, "Query heads.", ge=1)
+    num_kv_heads: int = kernel_option(4, "Key/value heads.", ge=1)
+    head_dim: int = kernel_option(128, "Head dimension.", ge=16, le=256, multiple_of=16)
+    window: int | None = kernel_option(
+        None, "Sliding window: keys that a query attends to.", ge=1, unit="keys", null_means="all"
     )
     dtype: Precision = option(
         Precision.float32, "Precision of queries, keys and values.", read_by=KERNEL
     )
     state: State = option(State.hot, read_by=KERNEL)
-    max_pool_bytes: int = option(
-        1 << 30,
-        "Maximum KV pool of a case; larger cases are skipped.",
-        ge=1 << 20,
-        unit="bytes",
-        read_by=KERNEL,
+    max_pool_bytes: int = kernel_option(
+        1 << 30, "Maximum KV pool of a case; larger cases are skipped.", ge=1 << 20, unit="bytes"
     )
     cases: list[Case] = option(factory=list, meaning="Batches to time, a row each.", read_by=KERNEL)
     made: list[Clip] = option(factory=list, meaning="Synthetic clips.", read_by=VIDEO)
-    clips: str | None = option(
-        None, "Folder of your own clips.", null_means="the clips of workload.made", read_by=VIDEO
+    clips: str | None = video_option(
+        None, "Folder of your own clips.", null_means="the clips of workload.made"
     )
-    frames: int = option(
-        16, "Frames to pick per clip.", ge=1, le=4096, unit="frames", read_by=VIDEO
-    )
+    frames: int = video_option(16, "Frames to pick per clip.", ge=1, le=4096, unit="frames")
     picks: FramePicks = option(FramePicks.stream, read_by=VIDEO)
     decoder: Decoder = option(Decoder.pyav, read_by=VIDEO)
-    decoder_threads: int = option(
-        1, "Threads of each request's decoder.", ge=1, le=64, unit="threads", read_by=VIDEO
+    decoder_threads: int = video_option(
+        1, "Threads of each request's decoder.", ge=1, le=64, unit="threads"
     )
-    questions: str | None = option(
+    questions: str | None = video_option(
         None,
         "JSON Lines file of questions about your own clips (docs/video.md), which workload.vlm "
         "answers from the picked frames.",
         null_means="none",
-        read_by=VIDEO,
     )
-    vlm: str | None = option(
+    vlm: str | None = video_option(
         None,
         "Vision-language model that answers: a directory or hub id that mlx-vlm can load.",
         null_means="none",
-        read_by=VIDEO,
     )
-    texts: str | None = option(
+    texts: str | None = scoring_option(
         None,
         "Text to score: a UTF-8 file, or JSON Lines (FILE.jsonl) with the key text.",
         null_means="the packaged texts",
-        read_by=SCORING,
     )
-    window_tokens: int = option(
-        256, "Tokens per scored window.", ge=2, le=1 << 20, unit="tokens", read_by=SCORING
+    window_tokens: int = scoring_option(
+        256, "Tokens per scored window.", ge=2, le=1 << 20, unit="tokens"
     )
-    num_windows: int | None = option(
+    num_windows: int | None = scoring_option(
         None,
         "Number of windows to score, from the first. 0: with limits on quality and a design.time, "
         "as many as decide them, at looks after 1/4, 1/2 and all; else, and if the command sets "
         "design.blocks, all.",
         ge=0,
         null_means="all",
-        read_by=SCORING,
     )
 
     def __post_init__(self) -> None:
@@ -302,7 +287,6 @@ class Workload(Group, place="workload"):
 
     @property
     def loads_model(self) -> bool:
-        """Whether the workload loads a model, because it serves requests or scores texts."""
         return self.serves or self.kind in SCORING
 
     @property
@@ -314,9 +298,8 @@ class Workload(Group, place="workload"):
     def primary_metrics(self) -> tuple[str, ...]:
         """The primary metrics if ``ablation.metric`` is null.
 
-        If a rate or a trace sets the arrival times, the throughput only equals the offered load, so
-        latency is primary. The tuple is empty for a workload class of the user's own, whose records
-        say it; if it serves requests, it is ``serving_metric``, too.
+        It is empty for a class of the user's own, whose records say it (if it serves requests, the
+        same ``serving_metric``).
         """
         if self.kind in PRIMARY_METRICS:
             return (PRIMARY_METRICS[self.kind],)
@@ -324,7 +307,10 @@ class Workload(Group, place="workload"):
 
     @property
     def serving_metric(self) -> str:
-        """The primary metric of served requests."""
+        """The primary metric of served requests.
+
+        If a rate or a trace sets the arrival times, the throughput only equals the offered load.
+        """
         if self.limits.is_set:
             return "goodput_req_s"
         if self.per_request:

@@ -13,8 +13,8 @@ from labkit import workload
 from labkit.config import Experiment, count_text, is_class_path
 from labkit.conformance.contract import Check, Compose, demand
 from labkit.models import resolve
-from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.workload_protocols import Estimate, Measurement
 
 
 def workload_checks(path: str, compose: Compose) -> Iterator[Check]:

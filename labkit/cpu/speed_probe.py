@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,25 +56,17 @@ def _read(stream: NDArray[Any], parts: NDArray[Any]) -> None:
         parts[part] = total
 
 
-def _inputs() -> tuple[NDArray[Any], ...]:
-    grid = (
-        np.arange(MATMUL_SIZE * MATMUL_SIZE, dtype=np.float32).reshape(MATMUL_SIZE, MATMUL_SIZE) % 7
-    )
-    return grid, np.ascontiguousarray(grid.T), np.empty_like(grid)
-
-
-@dataclass
 class SpeedProbe:
     """The probe's kernels and their memory: created once per process, used for all its probes.
 
     ``threads`` is the number of numba threads of the kernels, the same in every arm.
     """
 
-    threads: int
-    stream: NDArray[Any] = field(
-        default_factory=lambda: np.ones(STREAM_BYTES // 4, dtype=np.float32)
-    )
-    inputs: tuple[NDArray[Any], ...] = field(default_factory=_inputs)
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.stream = np.ones(STREAM_BYTES // 4, dtype=np.float32)
+        grid = np.arange(MATMUL_SIZE**2, dtype=np.float32).reshape(MATMUL_SIZE, MATMUL_SIZE) % 7
+        self.inputs = grid, np.ascontiguousarray(grid.T), np.empty_like(grid)
 
     def load(self) -> None:
         """Load or compile both kernels, so that the first call of ``time`` does not have to."""

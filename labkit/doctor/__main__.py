@@ -226,8 +226,8 @@ def _shares(
     ``before`` and ``after`` are results of :func:`_cpu_s`, ``wall_s`` seconds apart.
     """
     percent = (os.cpu_count() or worker_environment.core_count()) * wall_s / 100
-    spent = {name: (after[name] - before[name]) / percent for name in before}
-    others = max(0.0, spent["busy"] - spent["own"])
+    spent = {name: (after[name] - before[name]) / percent for name in before.keys() & after.keys()}
+    others = max(0.0, spent["busy"] - spent["own"]) if "busy" in spent else None
     return {"others_pct": others, "steal_pct": spent.get("stolen")}
 
 

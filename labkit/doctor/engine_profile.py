@@ -12,6 +12,7 @@ share is a mean over processes with its 95 % interval. The largest gains are bou
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from labkit.analysis.comparison.step_parts import part_times, share_of, whole_us
 from labkit.analysis.model.step_part_times import HOST, MODEL, PART_NAMES, PartShare
+from labkit.config import Experiment, is_class_path, require
+from labkit.config.option_index import override_key
 from labkit.doctor.measurement_launcher import MeasurementError
 from labkit.doctor.noise_pilots import Pilot
 from labkit.records import Record
@@ -30,6 +33,8 @@ OVERRIDES = (
     "ablation=none", "design=quick", "design.control=false", "design.runs_per_block=1",
     "design.looks=[]", f"design.blocks={PROCESSES}", "design.timeout_s=60",
 )  # fmt: skip
+# Groups and options of a study, which is not what a profile is.
+SET_HERE = ("ablation", "design", "experiment", "out", "plan", "redo", "scale")
 # Used unless the command names another model or workload.
 DEFAULTS = {"model": ["model=tiny"], "workload": ["workload=chat", "workload.num_requests=24"]}
 
@@ -54,12 +59,12 @@ class EngineProfile:
 def measure(overrides: Sequence[str], folder: Path) -> list[Record]:
     """Serve requests in short processes and return their records.
 
-    Raises ``ConfigError`` if an override is wrong. Raises ``MeasurementError`` if a process failed,
-    or the engine's steps have no clocks.
+    Raises ``ConfigError`` if an override is wrong, or a profile has no use for it. Raises
+    ``MeasurementError`` if a process failed, or the engine's steps have no clocks.
     """
-    named = {word.split("=")[0].split(".")[0] for word in overrides}
+    named = _checked_groups(overrides)
     defaults = [word for group, words in DEFAULTS.items() if group not in named for word in words]
-    pilot = Pilot([*defaults, *overrides], folder, OVERRIDES)
+    pilot = Pilot([*defaults, *overrides], folder, OVERRIDES, _check_steps)
     began = time.monotonic()
     for _ in range(PROCESSES):
         if pilot.fits(TIME_LIMIT_S - (time.monotonic() - began)):
@@ -69,6 +74,30 @@ def measure(overrides: Sequence[str], folder: Path) -> list[Record]:
     if not all(record.known_notes.get("step_parts") for record in pilot.records):
         raise MeasurementError(f"{overrides[0]}: no clocks: its steps run elsewhere")
     return pilot.records
+
+
+def _checked_groups(overrides: Sequence[str]) -> set[str]:
+    """Return the groups that overrides set; refuse those that a profile sets itself."""
+    from labkit.cli import hydra_arguments, study_composer
+
+    groups = [re.split(r"[./]", override_key(word))[0] for word in overrides]
+    for word, group in zip(overrides, groups, strict=True):
+        require(
+            group not in SET_HERE,
+            f"{word}: a profile is of one engine, in a design of its own; leave it out",
+        )
+    words = [hydra_arguments.read_override(word) for word in overrides]
+    study_composer.refuse_sweeps(words, "give a single value; a profile is of one engine")
+    return set(groups)
+
+
+def _check_steps(experiment: Experiment) -> None:
+    """Refuse a workload without steps of an engine."""
+    workload = experiment.workload
+    require(
+        workload.serves or is_class_path(workload.kind),
+        f"workload={workload.name}: it serves no requests, so no engine takes steps",
+    )
 
 
 def profile(records: Sequence[Record]) -> EngineProfile:

@@ -28,7 +28,7 @@ class MachineFacts:
     environment: Mapping[str, Any]  # the machine's fingerprint
     machine: MemoryProfile
     # The result of labkit.doctor.measurement_worker, and the percentages of the cores that other
-    # programs (others_pct) and other virtual machines (steal_pct, None if unknown) took meanwhile.
+    # programs (others_pct) and other virtual machines (steal_pct) took meanwhile; None if unknown.
     measured: Mapping[str, Any]
     # By kind of workload, the pilot's estimate or the reason that there is none.
     pilots: Mapping[str, PilotNoise | str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def _noise(facts: MachineFacts) -> Iterator[MachineCaveat]:
             "fix the causes below, or use more blocks: design=strict",
         )
     others, steal = facts.measured["others_pct"], facts.measured["steal_pct"]
-    if others > MAX_OTHERS_PCT:
+    if others is not None and others > MAX_OTHERS_PCT:
         yield MachineCaveat(
             f"other programs took {others:.0f} % of the cores while the doctor measured",
             "stop them (top lists them), or wait",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ def measure(
     environment, _ = worker_environment(os.environ, threads=cores, cores=cores)
     environment["OPENBLAS_NUM_THREADS"] = str(cores)
     command = [sys.executable, "-m", "labkit.doctor.measurement_worker", str(noise_s)]
+    start = time.monotonic()
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -50,6 +52,8 @@ def measure(
             process.kill()
         if result is not None:
             return result
+        if time.monotonic() - start >= timeout_s:  # the timer killed it
+            raise MeasurementError(f"no result within {timeout_s:g} s; the machine is busy")
         errors.seek(0)
         last = (errors.read().strip().splitlines() or [f"it ended with status {status}"])[-1]
         raise MeasurementError(f"the measuring process failed: {last}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from labkit.config import Experiment
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.doctor_noise_cache import MIN_PROCESSES, PilotNoise
@@ -47,12 +48,16 @@ class Pilot:
     """Short A/A processes of one kind of workload. The constructor prepares them.
 
     ``overrides``: those of this kind, added to ``common``, those of all kinds. ``folder``: for the
-    files of the pilot's cell; it need not exist. Raises any error that keeps this machine from
-    preparing the cell.
+    files of the pilot's cell; it need not exist. ``check`` is given the config, before anything is
+    prepared for it. Raises any error that keeps this machine from preparing the cell.
     """
 
     def __init__(
-        self, overrides: Sequence[str], folder: Path, common: Sequence[str] = COMMON_OVERRIDES
+        self,
+        overrides: Sequence[str],
+        folder: Path,
+        common: Sequence[str] = COMMON_OVERRIDES,
+        check: Callable[[Experiment], None] = lambda experiment: None,
     ) -> None:
         from labkit import workload
         from labkit.cli import hydra_arguments, study_composer
@@ -62,6 +67,7 @@ class Pilot:
         words = [*common, *map(hydra_arguments.read_override, overrides)]
         command = hydra_arguments.Command((), tuple(words), multirun=False)
         (composed,) = study_composer.compose_cells(command)
+        check(composed.experiment)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)
         self.launcher = WorkerLauncher()

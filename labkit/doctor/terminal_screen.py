@@ -251,11 +251,11 @@ def _power(facts: MachineFacts) -> str:
 
 
 def _noise(facts: MachineFacts) -> str:
-    noise = facts.measured["noise"]
+    noise, others = facts.measured["noise"], facts.measured["others_pct"]
     return (
         f"matmul {noise['matmul_cv_pct']:.1f} %, reading {noise['bandwidth_cv_pct']:.1f} % "
         f"(variation over {noise['windows']} equal windows in {noise['seconds']:.0f} s)"
-        f"; other programs took {facts.measured['others_pct']:.0f} % of the cores"
+        + ("" if others is None else f"; other programs took {others:.0f} % of the cores")
     )
 
 

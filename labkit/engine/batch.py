@@ -109,10 +109,7 @@ def with_padding(batch: Batch, count: int) -> Batch:
 
 
 def split(batch: Batch) -> Iterator[Batch]:
-    """Yield a batch for each segment. The batch has no padding and no recurrent states.
-
-    ``logit_rows`` of a part are in ascending order, and parts have no requests to sample.
-    """
+    """Yield a batch for each segment, without padding, states, and requests to sample."""
     starts, logit_rows = batch.cu_seqlens_q.tolist(), np.sort(batch.logit_rows)
     for s, (start, stop) in enumerate(pairwise(starts)):
         rows = logit_rows[(logit_rows >= start) & (logit_rows < stop)] - np.int32(start)

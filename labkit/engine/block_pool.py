@@ -84,10 +84,7 @@ class BlockPool:
         return sum(self._cached[block] and not self._ref_cnt[block] for block in blocks)
 
     def allocate(self, count: int) -> list[int]:
-        """Return ``count`` free blocks, each with one reference.
-
-        Raises ``ValueError`` if fewer than ``count`` blocks are free.
-        """
+        """Return free blocks with one reference each. Raises ``ValueError`` if too few are free."""
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): the number of free blocks is {len(self._free)}")
         take = self._free.popleft if self.fifo else self._free.pop
@@ -99,10 +96,7 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add a reference to blocks that are in use or evictable.
-
-        Raises ``ValueError`` if a block is free: its contents are undefined.
-        """
+        """Add a reference to each block. Raises ``ValueError`` if a block is free."""
         for block in blocks:
             if not self._ref_cnt[block]:
                 if not self._cached[block]:
@@ -132,20 +126,14 @@ class BlockPool:
                 self._append_free(block)
 
     def cache(self, blocks: Iterable[int]) -> None:
-        """Mark blocks in use as cached: without references they become evictable, not free.
-
-        Raises ``ValueError`` if a block is cached already or has no reference.
-        """
+        """Mark blocks in use as cached. Raises ``ValueError`` if one is cached or not in use."""
         for block in blocks:
             if self._cached[block] or not self._ref_cnt[block]:
                 raise ValueError(f"cache: block {block} is cached already or not in use")
             self._cached[block] = 1
 
     def evict(self, blocks: Iterable[int]) -> None:
-        """Mark blocks as no longer cached. Evictable blocks become free, ordered as in ``free``.
-
-        Raises ``ValueError`` if a block is not cached.
-        """
+        """Mark blocks as not cached (``ValueError``: one is not). Evictable ones become free."""
         blocks = list(blocks)
         if self.on_evict is not None:
             self.on_evict(blocks)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from labkit import config
-from labkit.engine import kernel_precompilation, kv_layout, speculation, user_classes
+from labkit.engine import kernel_precompilation, speculation, user_classes
 from labkit.engine.engine_protocol import (
     Counters,
     EngineError,
@@ -18,7 +18,8 @@ from labkit.engine.engine_protocol import (
     InferenceEngine,
     TokenEvent,
 )
-from labkit.engine.kv_layout import KVCache, window_pools
+from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory
+from labkit.engine.kv_layout import window_pools
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.memory_budget.budget_decision import BudgetDecision
 from labkit.engine.memory_budget.pool_sizing import (
@@ -71,9 +72,8 @@ def create(
     if options.name == "mlx_lm":
         from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
-        loading = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
         return MlxLmEngine(
-            models.load_mlx_lm(model_dir, *loading),
+            models.load_mlx_lm(model_dir, compute_dtype.WeightLoading.of(options)),
             options.scheduler.max_num_seqs,
             options.scheduler.chunk,
         )
@@ -93,11 +93,7 @@ def create(
 def create_rank(
     options: config.Engine, model_dir: Path, ring: Ring, schedule_check: NoScheduleCheck
 ) -> LLMEngine:
-    """Create one rank's engine over its share of the model.
-
-    ``schedule_check`` compares the rank's schedule with those of the other ranks. Raises
-    ``EngineError`` as ``create``.
-    """
+    """Create one rank's engine over its share of the model, or raise ``EngineError``."""
     _check_preconditions(options)
     return _create_own(options, model_dir, SharedModels(ring), schedule_check)
 
@@ -109,62 +105,58 @@ def _create_own(
     schedule_check: NoScheduleCheck,
     wait_for_kernels: Callable[[], None] = lambda: None,
 ) -> LLMEngine:
-    """Load the model, run the self-test, size the pool, and assemble the parts.
-
-    ``wait_for_kernels`` is called when the model is read, before the first kernel is used.
-    """
+    """Load the model, run the self-test, size the pool, and assemble the parts."""
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it handles decode only, and "
             "requests need a prefill; set another resolver"
         )
-    kv_layout.create_factory(options)  # raises now rather than after the model is loaded
+    KVCacheFactory(options)  # raises now rather than after the model is loaded
     machine = memory_capacity.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
     prepared = models.prepare(
         model_dir,
         options.kv.block_size,
         options.attention.device,
-        dtype=compute_dtype.cast_target(options),
-        matrix_storage=compute_dtype.matrix_storage(options),
+        loading=compute_dtype.WeightLoading.of(options),
         # Compile only for few shapes, because MLX keeps a graph for each.
         compiled=options.decode_shape is not config.DecodeShape.exact,
         activations=options.activations,
         wait_for_kernels=wait_for_kernels,
     )
-    choice, expected = prepared.choice, prepared.expected
+    forward, expected, cached = prepared.forward, prepared.expected, prepared.expected.cached
     windows = prepared.loaded.windows
     if options.kv.window_pools:
         window_pools.check_windows(windows, prepared.loaded.model_type)
-    if options.forward is config.Forward.per_request and expected.states:
+    if options.forward is config.Forward.per_request and cached.states:
         raise EngineError(
             f"engine.forward=per_request: model_type={prepared.loaded.model_type} has recurrent "
             "states, which a step updates for all requests at once; set engine.forward=batched"
         )
-    if not expected.shapes and options.kv.dtype is not config.KVDType.float32:
+    if not cached.attention and options.kv.dtype is not config.KVDType.float32:
         raise EngineError(
             f"engine.kv.dtype={options.kv.dtype.value}: model_type={prepared.loaded.model_type} "
             "has recurrent states, which it does not change, and no keys and values; set "
             "engine.kv.dtype=float32"
         )
-    factory = kv_layout.create_factory(options, expected.dtype, expected.states, windows)
+    factory = KVCacheFactory(options, cached.dtype, cached.states, windows)
     small = expected.create_kv_cache(factory)
     dtypes = options.kv.dtype.value, options.activations.value
-    difference = logits_self_test.verify(prepared.loaded, choice.forward, small, expected, *dtypes)
+    difference = logits_self_test.verify(prepared.loaded, forward, small, expected, *dtypes)
     if options.batch_invariant:
-        logits_self_test.require_batch_invariance(options, choice.forward, factory, expected)
+        logits_self_test.require_batch_invariance(options, forward, factory, expected)
 
     draft = load_draft(options, model_dir, factory, expected, models)
-    shapes = expected.shapes + (draft.shapes if draft else ())
+    shapes = cached.attention + (draft.shapes if draft else ())
     budget = size_pool(
         options,
         model_dir,
         machine,
         shapes,
         lambda: measure_activation_bytes(
-            choice.forward, factory, expected.shapes, options.scheduler, options.max_decode_rows
+            forward, factory, cached.attention, options.scheduler, options.max_decode_rows
         ),
-        expected.states,
+        cached.states,
         draft.weight_bytes if draft else 0,
     )
     memory_capacity.trim_heap()  # frees what the self-test computed
@@ -181,18 +173,16 @@ def _assemble(
     difference: float,
     schedule_check: NoScheduleCheck,
 ) -> LLMEngine:
-    choice, expected = prepared.choice, prepared.expected
+    forward, expected = prepared.forward, prepared.expected
     counters, draft_counters = Counters(), Counters()
     vocab_size = expected.logits[0].shape[-1]
     per_request = options.forward is config.Forward.per_request
     runner = PerRequestRunner if per_request else ModelRunner
     replay = options.graph_replay
-    run_model = runner(choice.forward, kv_cache.memory, counters, replay=replay)
-    run_draft = (
-        ModelRunner(draft.forward, kv_cache.memory, draft_counters, replay=replay)
-        if draft
-        else None
-    )
+    run_model = runner(forward, kv_cache, counters, replay=replay)
+    run_draft = None
+    if draft:
+        run_draft = ModelRunner(draft.forward, kv_cache, draft_counters, replay=replay)
     scheduler = Scheduler(options.scheduler, kv_cache.manager, prepared.loaded.eos_token_ids)
     loop = StepLoop(
         options.pipeline,
@@ -216,24 +206,26 @@ def _assemble(
         max_context=prepared.loaded.max_context,
         notes={
             "model_type": prepared.loaded.model_type,
-            "forward": choice.forward.name,
-            "forward_reason": choice.reason,
-            "not_replayed": choice.forward.replay_refusal(kv_cache.memory.attention)
+            "forward": forward.name,
+            "forward_reason": forward.conversion.reason,
+            "not_replayed": forward.replay_refusal(kv_cache.attention)
             if replay
             else "engine.graph_replay=false",
-            "dtype": expected.dtype,
-            "compiled_blocks": blocks.num_blocks if (blocks := choice.forward.blocks) else 0,
+            "dtype": expected.cached.dtype,
+            "compiled_blocks": blocks.num_blocks if (blocks := forward.blocks) else 0,
             "self_test_difference": difference,
             "budget": str(budget),
             "draft": draft.source if draft else None,
         },
         load_counters={
             f"budget.{budget.policy}": 1,
-            f"dtype.{expected.dtype}": 1,
-            **compute_dtype.weight_counters(choice.weight_bytes),
-            **{f"activations.{name}": size for name, size in choice.multiplied_bytes.items()},
+            f"dtype.{expected.cached.dtype}": 1,
+            **compute_dtype.weight_counters(forward.conversion.weights),
+            **{f"activations.{k}": size for k, size in forward.conversion.activations.items()},
             "batch_invariant": float(options.batch_invariant),
-            "ranks.kv_heads": max((shape.num_kv_heads for shape in expected.shapes), default=0),
+            "ranks.kv_heads": max(
+                (shape.num_kv_heads for shape in expected.cached.attention), default=0
+            ),
         },
         name=options.name,
     )
@@ -288,11 +280,14 @@ def _counters_mistake(counters: Any) -> str | None:
 
 
 def _check_preconditions(options: config.Engine) -> None:
-    """Check macOS's wired collector and MLX's environment variables; set MLX's cache limit.
-
-    Raises ``EngineError`` if they are not as the options demand.
-    """
-    _require_wired_collector(options.budget)
+    """Check the wired collector and MLX's variables (``EngineError``); set MLX's cache limit."""
+    demanded = options.budget.wired_collector
+    if demanded is not config.WiredCollector.any:
+        machine = memory_capacity.find_profile(options.budget.machine)
+        reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
+        hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
+        if reason is not None:
+            raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")
     require_mlx_variables(options.mlx)
     if options.mlx_cache_limit is not None:
         import mlx.core as mx
@@ -309,16 +304,3 @@ def require_mlx_variables(mlx: config.Mlx) -> None:
                 f"engine.mlx: {name} is {actual or 'not set'} in this process, not {value}; "
                 f"MLX reads it when it is imported: set {name}={value} before Python starts"
             )
-
-
-def _require_wired_collector(budget: config.Budget) -> None:
-    """Raise ``EngineError`` unless the state of the wired collector is what ``budget`` demands."""
-    demanded = budget.wired_collector
-    if demanded is config.WiredCollector.any:
-        return
-    machine = memory_capacity.find_profile(budget.machine)
-    reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
-    if reason is None:
-        return
-    hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
-    raise EngineError(f"engine.budget.wired_collector={demanded.value}: {reason}{hint}")

@@ -24,10 +24,7 @@ class EngineError(ValueError):
 
 
 def check_request(request: Request, vocab_size: int, max_context: int | None) -> None:
-    """Raise ``EngineError`` if a model's vocabulary or context (tokens) cannot hold a request.
-
-    The token that follows a scored prompt is not part of the request's length.
-    """
+    """Raise ``EngineError`` if a model's vocabulary or context (tokens) cannot hold a request."""
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise EngineError("the prompt is empty")
@@ -42,10 +39,7 @@ def check_request(request: Request, vocab_size: int, max_context: int | None) ->
 
 
 class StaleLaunchError(RuntimeError):
-    """An attention kernel wrote the stamp of another launch, so its output may be stale.
-
-    The stamp is a number, different for every launch, that a kernel writes beside its output.
-    """
+    """An attention kernel wrote the stamp of another launch, so its output may be stale."""
 
 
 class InvalidLogitsError(RuntimeError):
@@ -54,11 +48,7 @@ class InvalidLogitsError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural log probabilities at one position.
-
-    ``token`` is the log probability of the sampled token. ``top`` has a pair (token id, log
-    probability) for each of the likeliest tokens, the likeliest first.
-    """
+    """Natural log probabilities of the sampled token, and of the likeliest (ids), best first."""
 
     token: float
     top: tuple[tuple[int, float], ...]
@@ -162,10 +152,7 @@ class Counters:
         return self._values.get(name, 0)
 
     def as_dict(self, *, flush: bool = True) -> dict[str, float]:
-        """Return a copy of the sums and peaks.
-
-        Without ``flush`` it lacks what deferred functions will add.
-        """
+        """Return the sums and peaks, without ``flush`` not those of the deferred functions."""
         if flush:
             self.flush()
         return dict(self._values)
@@ -173,10 +160,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """KV memory in bytes now: ``reserved`` for requests, and ``used`` by computed tokens.
-
-    ``total``: the most that can be reserved; None if the engine sets no limit.
-    """
+    """KV bytes ``reserved`` for requests, ``used`` by tokens and in ``total`` (None: no limit)."""
 
     reserved: int
     used: int

@@ -75,10 +75,7 @@ class IncrementalDetokenizer:
         return delta
 
     def _slide(self, start: int, *, complete: bool) -> None:
-        """Remove the window's ids before index ``start``, whose text was returned before.
-
-        ``complete`` says whether the text of the window ends with a complete character.
-        """
+        """Remove the window's first ``start`` ids. ``complete``: its last character is complete."""
         self._window = self._window[start:]
         self._num_complete = len(self._window) if complete else 0
         self._num_returned = len(self._tokenizer.decode(self._window)) - (not complete)
@@ -99,10 +96,7 @@ class ByteRun:
         self._has_open_prompt = False  # the decoder's incomplete character is the prompt's
 
     def begin(self, prompt: Sequence[int | None]) -> None:
-        """Start with the incomplete character at the end of a prompt, if there is one.
-
-        ``prompt``: for each token its byte, or None if it is not a byte token.
-        """
+        """Start with a prompt's incomplete last character. None: the token is not a byte token."""
         for byte in prompt:
             self._decoder.decode(b"" if byte is None else bytes([byte]), final=byte is None)
         self._has_open_prompt = bool(self._decoder.getstate()[0])

@@ -7,6 +7,7 @@ loaded. What is missing here (a kernel for a format of weights) is compiled when
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -41,10 +42,7 @@ SOURCES = (
 
 
 def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
-    """Start ``fill_cache`` in a thread, and return a function that waits until it is done.
-
-    So a model is read while its kernels are compiled. Waiting raises what ``fill_cache`` raised.
-    """
+    """Start ``fill_cache`` in a thread; return a function that waits, and raises what it raised."""
     errors: list[BaseException] = []
 
     def fill() -> None:
@@ -66,11 +64,7 @@ def start(options: config.Engine, model_dir: Path) -> Callable[[], None]:
 
 
 def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None = None) -> None:
-    """Compile what an engine of ``options`` needs for a model, unless this machine did it before.
-
-    While it takes longer than ``SHOW_AFTER_S``, ``stream`` (default: stderr) says how many kernels
-    are done.
-    """
+    """Compile what an engine needs for a model, once per machine. ``stream``: shows progress."""
     if options.attention.backend != "fused" or options.attention.device is not config.Device.cpu:
         return
     if options.kv.layout is not config.KVLayout.paged or ":" in options.attention.resolver:
@@ -134,35 +128,29 @@ def _compile(arguments: str, stream: IO[str]) -> bool:
     queue, writer = os.pipe()
     os.write(writer, bytes(range(len(steps))))
     os.close(writer)
+    done, reports = os.pipe()  # a byte for each kernel that is compiled
+    os.set_blocking(done, False)
     command = [sys.executable, "-m", __name__, arguments, str(queue), str(os.getpid())]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(numba.config.CACHE_DIR)}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     compilers = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(queue,), env=environment)
+        subprocess.Popen(command, stdout=reports, pass_fds=(queue,), env=environment)
         for _ in range(PROCESSES)
     ]
     os.close(queue)
+    os.close(reports)
     try:
         with _Progress(stream, sum(kernels for kernels, _ in steps)) as progress:
-            for compiler in compilers:
-                assert compiler.stdout is not None
-                os.set_blocking(compiler.stdout.fileno(), False)
             while any(compiler.poll() is None for compiler in compilers):
-                progress.add(sum(len(_read(compiler)) for compiler in compilers))
+                with contextlib.suppress(BlockingIOError):
+                    progress.add(len(os.read(done, 1 << 10)))
                 time.sleep(POLL_S)
     finally:
         for compiler in compilers:
             compiler.kill()
             compiler.wait()
-            assert compiler.stdout is not None
-            compiler.stdout.close()
+        os.close(done)
     return all(compiler.returncode == 0 for compiler in compilers)
-
-
-def _read(compiler: subprocess.Popen[bytes]) -> bytes:
-    """Return the bytes that a process has written, one for each kernel that it compiled."""
-    assert compiler.stdout is not None
-    return compiler.stdout.read() or b""
 
 
 class _Progress:
@@ -185,20 +173,18 @@ class _Progress:
         if time.monotonic() - self._start < SHOW_AFTER_S:
             return
         line = f"compiling {min(self._done + 1, self._total)} of {self._total} kernels"
-        if self._stream.isatty():
-            self._update(line)
-        elif not self._shown:
-            print(f"{line} (once per machine)", file=self._stream, flush=True)
-        self._shown = True
-
-    def _update(self, line: str) -> None:
-        if self._live is None:
+        if not self._stream.isatty():
+            if not self._shown:
+                print(f"{line} (once per machine)", file=self._stream, flush=True)
+            self._shown = True
+        elif self._live is None:
             from rich.console import Console
             from rich.status import Status
 
             self._live = Status(line, console=Console(file=self._stream))
             self._live.start()
-        self._live.update(line)
+        else:
+            self._live.update(line)
 
 
 Needs = dict[str, Any]  # what ``fill_cache`` passes to the processes
@@ -225,10 +211,7 @@ def _unit(op: str, needs: Needs) -> None:
 
 
 def _format(element: str, bits: int, needs: Needs) -> None:
-    """Compile the functions of a format of weights.
-
-    Whether the mantissa conversion is exact is not known yet; in trained models it is.
-    """
+    """Compile the functions of a format of weights whose mantissas convert exactly, as trained."""
     from labkit.cpu.matmul import quantized_matmul
 
     quantized_matmul.format_functions(element, bits, bits > 0 and element != "float32")
@@ -293,7 +276,7 @@ def _replay(needs: Needs) -> None:
 
 
 def steps_for(needs: Needs) -> list[tuple[int, Step]]:
-    """Return the steps, and the number of kernels that each compiles: the longest first.
+    """Return the steps with their numbers of kernels, the longest first.
 
     A step that loads the kernels of another comes later.
     """

@@ -1,24 +1,31 @@
 """The interface of a KV layout: bookkeeping of KV memory, and the arrays of keys and values.
 
-A layout has two parts. The ``KVCacheManager`` records which request has which memory, for the
-scheduler and the input builder. ``KVMemory`` has the arrays and prepares the attention of each
-step, for the model runner.
+A layout (``KVCache``) has two parts. The ``KVCacheManager`` records which request has which memory,
+for the scheduler and the input builder. An ``Attention`` over the arrays, prepared anew for each
+step, is for the model runner.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.memory_budget.required_kv_slots import blocks_for
+from labkit import config
+from labkit.config import Admission, KVLayout
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.memory_budget.required_kv_slots import (
+    StepLimits,
+    blocks_for,
+    num_state_snapshots,
+)
 
 if TYPE_CHECKING:
-    from labkit import config
     from labkit.engine.attention.attention_protocol import Attention
     from labkit.engine.attention.kv_shape import KVShape, StateShape
     from labkit.engine.batch import Batch
@@ -58,10 +65,7 @@ class ComputedTokenCount:
         self.peak: float = 0
 
     def update(self, request_id: str, tokens: int, reserved: float = math.inf) -> None:
-        """Set a request's computed tokens and update the peak.
-
-        ``reserved`` is the number of tokens for which all requests together have memory.
-        """
+        """Set a request's computed tokens. All together have memory for ``reserved`` tokens."""
         self._total += tokens - self._tokens.get(request_id, 0)
         self._tokens[request_id] = tokens
         self.peak = max(self.peak, min(self._total, reserved))
@@ -73,10 +77,7 @@ class ComputedTokenCount:
         return tokens
 
     def reset(self, reserved: float = math.inf) -> None:
-        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller.
-
-        ``reserved`` is the number of tokens for which all requests together have memory.
-        """
+        """Set the peak to the present number of computed tokens, or to ``reserved`` if smaller."""
         self.peak = min(self._total, reserved)
 
 
@@ -151,18 +152,11 @@ class KVCacheManager:
         return self._tables
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan | None:
-        """Return what a step does with states, or None if the model has no states.
-
-        Call this once for each step, because every call plans snapshots.
-        """
+        """Return what a step does with states, if there are any. Every call plans new snapshots."""
         return None
 
     def align_chunk(self, state: RequestState, start: int, count: int) -> int:
-        """Return the number of prompt tokens to compute from ``start``: 1 to ``count``.
-
-        A layout with snapshots of states shortens the chunk, so that it ends where a snapshot can
-        be taken.
-        """
+        """Return how many of ``count`` prompt tokens to compute, 1 or more, before a snapshot."""
         return count
 
     def used_bytes(self, num_tokens: int) -> int:
@@ -243,45 +237,47 @@ class StepAttention(NamedTuple):
     states: StateStep | None = None
 
 
-class KVMemory(Protocol):
-    """The arrays of keys and values of all layers."""
+class KVCache(NamedTuple):
+    """The manager of a KV layout, and the attention that writes and reads its arrays.
 
-    @property
-    def attention(self) -> Attention:
-        """The attention that writes and reads the arrays."""
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare the attention of a step. This may reallocate arrays.
-
-        Returns the batch that the model computes, and its attention. A padded layout adds padding
-        rows to the batch. ``logit_rows`` still refers to the same tokens in the same order.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """The two parts of a KV layout: its manager and its memory."""
-
-    manager: KVCacheManager
-    memory: KVMemory
-
-
-@dataclass(frozen=True)
-class KVCacheFactory:
-    """Creates KV caches of one layout: for serving, for the self-test, for profiling.
-
-    ``create_layout`` takes the arguments of ``create`` except ``num_slots``. ``states`` has the
-    shape of a request's state for each layer that has a state. For serving there are ``num_slots``
-    slots for requests, and ``num_snapshots`` for snapshots. ``create_windowed`` creates the layout
-    for serving if windows have pools of their own (None: ``create_layout`` does).
+    ``prepare_step`` prepares the attention of a step, and may reallocate arrays. It returns the
+    batch that the model computes, and its attention. A padded layout adds padding rows to the
+    batch. ``logit_rows`` still refers to the same tokens in the same order.
     """
 
-    kv: config.KV
-    create_layout: Callable[[tuple[KVShape, ...], int], KVCache]
-    states: tuple[StateShape, ...] = ()
-    num_slots: int = 0
-    num_snapshots: int = 0
-    create_windowed: Callable[[tuple[KVShape, ...], int], KVCache] | None = None
+    manager: KVCacheManager
+    attention: Attention
+    prepare_step: Callable[[Batch], tuple[Batch, StepAttention]]
+
+
+class KVCacheFactory:
+    """Creates KV caches of ``options``: for serving, for the self-test, for profiling.
+
+    ``computed`` is the dtype that the model computes in. Keys and values have the same dtype,
+    unless ``engine.kv.dtype`` is narrower. ``states`` has the shape of a request's state for each
+    layer that has one; it keeps its own dtype. ``windows`` has the sliding window of each layer
+    with keys and values (None: the layer has no window), for ``engine.kv.window_pools``. Raises
+    ``EngineError`` if the attention cannot be created. The message gives the reason.
+    """
+
+    def __init__(
+        self,
+        options: config.Engine,
+        computed: str = "float32",
+        states: tuple[StateShape, ...] = (),
+        windows: tuple[int | None, ...] = (),
+    ) -> None:
+        from labkit.engine import attention
+        from labkit.engine.model import compute_dtype
+
+        self._options, self._states, self._windows = options, states, windows
+        self._dtype = compute_dtype.kv_dtype(options, computed)
+        self._backend = functools.partial(attention.create_from_config, options.attention)
+        if options.kv.layout is KVLayout.paged:
+            try:  # now rather than after the model is loaded
+                self._backend()
+            except ValueError as error:
+                raise EngineError(str(error)) from error
 
     def create(
         self, shapes: tuple[KVShape, ...], num_blocks: int, num_slots: int | None = None
@@ -292,20 +288,49 @@ class KVCacheFactory:
         ``num_blocks`` blocks of ``kv.block_size`` tokens, in the paged layout with the null block,
         and ``num_slots`` state slots, without snapshots, in one pool (None: as for serving).
         """
-        create = self.create_layout
-        if num_slots is None and self.create_windowed is not None:
-            create = self.create_windowed
-        cache = create(shapes, num_blocks)
-        if not self.states:
+        options, snapshots = self._options, 0
+        if num_slots is None and options.kv.window_pools:
+            cache = self._create_windowed(shapes, num_blocks)
+        else:
+            cache = self._create_layout(shapes, num_blocks)
+        if not self._states:
             return cache
         from labkit.engine.kv_layout.kv_and_state_slots import add_states
 
-        if num_slots is not None:
-            return add_states(cache, self.states, num_slots, 0)
-        return add_states(cache, self.states, self.num_slots, self.num_snapshots)
+        if num_slots is None:
+            num_slots, snapshots = options.scheduler.max_num_seqs, num_state_snapshots(options)
+        return add_states(cache, self._states, num_slots, snapshots)
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""
         # Twice as many slots as requests, because the self-test also reserves slots for decoy
         # requests.
-        return self.create(shapes, blocks_for(self.kv, [tokens] * requests), 2 * requests)
+        num_blocks = blocks_for(self._options.kv, [tokens] * requests)
+        return self.create(shapes, num_blocks, 2 * requests)
+
+    def _create_layout(self, shapes: tuple[KVShape, ...], num_blocks: int) -> KVCache:
+        options, kv, dtype = self._options, self._options.kv, self._dtype
+        if kv.layout is KVLayout.contiguous:
+            from labkit.engine.kv_layout import contiguous
+
+            return contiguous.create(shapes, num_blocks * kv.block_size, dtype, kv)
+        if kv.layout is KVLayout.padded:
+            from labkit.engine.kv_layout import padded
+
+            static = options.scheduler.admission is Admission.static
+            return padded.create(shapes, num_blocks * kv.block_size, dtype, static=static)
+        from labkit.engine.kv_layout import paged
+
+        # The length of a reused prefix is a multiple of so many blocks.
+        chunk = options.scheduler.chunk if options.prefix_align.value != "block" else None
+        reuse_blocks = 1 if chunk is None else chunk // kv.block_size
+        prefixes = options.prefix_cache.value, options.prefix_eviction, reuse_blocks
+        return paged.create(self._backend(), shapes, num_blocks, kv, dtype, *prefixes)
+
+    def _create_windowed(self, shapes: tuple[KVShape, ...], num_blocks: int) -> KVCache:
+        from labkit.engine.kv_layout import window_pools
+
+        limits, kv = StepLimits.of(self._options), self._options.kv
+        return window_pools.create(
+            self._backend, shapes, self._windows, num_blocks, kv, self._dtype, limits
+        )

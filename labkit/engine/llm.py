@@ -23,7 +23,7 @@ from labkit.config import option_index
 from labkit.engine.engine_factory import create
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request, SamplingParams, as_integers
 from labkit.machine import worker_environment
 from labkit.models import model_json
 from labkit.models.tokenizer import Tokenizer
@@ -60,7 +60,8 @@ class LLM:
 
     The ``LLM`` stays usable after an exception or ctrl-C: the running step is finished first,
     and the requests of the interrupted call are aborted. If a step fails, the requests of every
-    call end.
+    call end. With ``parallel_size`` above 1, a step that fails ends the ranks, too, and every later
+    call raises ``EngineError``: create a new ``LLM``.
 
         with LLM("path/to/model", max_num_seqs=8) as llm:
             (output,) = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
@@ -96,6 +97,7 @@ class LLM:
                 os.environ.setdefault("NUMBA_NUM_THREADS", str(worker_environment.core_count()))
             self._tokenizer: Tokenizer = load_tokenizer(model_dir)
             self._engine = create(engine_options, model_dir)
+        self._takes_priorities = engine_options.scheduler.takes_priorities
         self._max_context = model_json.max_context(
             model_json.read_object(model_dir / "config.json")
         )
@@ -114,6 +116,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Complete all prompts in batches, and return the outputs in the order of the prompts.
 
@@ -122,25 +125,27 @@ class LLM:
         (``finish_reason="length"``). A request that cannot be served has
         ``finish_reason="error"``, and the others are still served.
 
+        ``priority`` is one integer for all prompts, or one for each. With ``queue="priority"``, the
+        lower number is served first; with ``fcfs``, it must be 0.
+
         Raises ``EngineError`` if a prompt is neither text nor token ids, or the numbers of
-        ``params`` and prompts differ.
+        ``params`` or priorities and prompts differ, or the queue takes no priorities.
         """
-        last: dict[str, RequestOutput] = {}
-        with contextlib.closing(self.stream(prompts, params)) as outputs:
-            for output in outputs:
-                last[output.request_id] = output
+        with contextlib.closing(self.stream(prompts, params, priority)) as outputs:
+            last = {output.request_id: output for output in outputs}
         return [last[key] for key in sorted(last, key=int)]
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> Generator[RequestOutput, None, None]:
         """Yield every request's output after each of its tokens.
 
         Leaving the loop early aborts the unfinished requests. Several streams may be read
-        alternately: they share the engine's batches. Raises the same errors as ``generate``, before
-        the first output.
+        alternately: they share the engine's batches. The arguments and errors are those of
+        ``generate``. Errors are raised before the first output.
         """
         prompts = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -150,8 +155,27 @@ class LLM:
                 f"prompts and sampling parameters must be equally many, not {len(prompts)} and "
                 f"{len(params)}"
             )
-        requests = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
-        return self._serve(requests)
+        priorities = self._priorities(priority, len(prompts))
+        arguments = zip(prompts, params, priorities, strict=True)
+        return self._serve([self._request(*three) for three in arguments])
+
+    def _priorities(self, priority: int | Sequence[int], count: int) -> tuple[int, ...]:
+        """Return the priorities of ``count`` requests, or raise ``EngineError``."""
+        given: Any = priority if hasattr(priority, "__len__") else [priority] * count
+        try:
+            priorities = as_integers("priority", given)
+        except ValueError as error:
+            raise EngineError(str(error)) from None
+        if len(priorities) != count:
+            raise EngineError(
+                f"prompts and priorities must be equally many, not {count} and {len(priorities)}"
+            )
+        if any(priorities) and not self._takes_priorities:
+            raise EngineError(
+                f"priority={max(priorities, key=abs)}: the queue is fcfs; set "
+                'queue="priority" or a class of your own'
+            )
+        return priorities
 
     def score(self, texts: Prompt | Sequence[Prompt], top: int = 0) -> list[TextScore]:
         """Return the log probabilities of all texts' tokens, in the order of the texts.
@@ -174,7 +198,9 @@ class LLM:
             scores.append(TextScore(output.prompt_token_ids, output.prompt_logprobs))
         return scores
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
+    def _request(
+        self, prompt: Prompt, params: SamplingParams, priority: int
+    ) -> tuple[Request, str | None]:
         if not isinstance(params, SamplingParams):
             raise EngineError(f"{params!r}: sampling parameters must be SamplingParams")
         text = prompt if isinstance(prompt, str) else None
@@ -185,7 +211,7 @@ class LLM:
         room = params.max_tokens if self._max_context is None else self._max_context - len(ids)
         if 0 < room < params.max_tokens and not params.ignore_eos:
             params = dataclasses.replace(params, max_tokens=room)
-        return Request(str(next(self._ids)), tuple(ids), params), text
+        return Request(str(next(self._ids)), tuple(ids), params, priority), text
 
     def _serve(
         self, requests: list[tuple[Request, str | None]]
@@ -245,10 +271,7 @@ class LLM:
 
 @contextlib.contextmanager
 def defer_sigint() -> Iterator[None]:
-    """Defer ctrl-C to the end of the context, so that a step is never interrupted.
-
-    This has an effect in the main thread only: Python raises ``KeyboardInterrupt`` nowhere else.
-    """
+    """Defer ctrl-C, which only the main thread gets, so that a step is never interrupted."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:
         yield

@@ -197,11 +197,14 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or not nullable:
                 object.__setattr__(self, name, as_integers(name, [value])[0])
+        ids = self.prompt_logprob_ids
+        if ids is not None and not (isinstance(ids, np.ndarray) and ids.dtype.kind in "iu"):
+            raise ValueError("prompt_logprob_ids: not a NumPy array of integers")
 
     def _freeze(self) -> None:
         """Copy the values that the caller could still change, and set the derived fields."""
         bias = _checked_bias(self.logit_bias)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop={stop}: every text must be a string that is not empty")
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
@@ -232,12 +235,11 @@ class SamplingParams:
 
 
 def _checked_bias(bias: Mapping[int, float]) -> LogitBias:
-    """Return a valid copy of ``logit_bias``. A ``LogitBias`` is returned as it is.
-
-    Raises ``ValueError`` if an id is not an integer of 0 or more, or a bias is not a finite number.
-    """
+    """Return a valid copy of ``logit_bias``, or raise ``ValueError``. A ``LogitBias`` is valid."""
     if isinstance(bias, LogitBias):
         return bias
+    if not isinstance(bias, Mapping):
+        raise ValueError("logit_bias: not a mapping of token ids to numbers")
     checked: dict[int, float] = {}
     for token, value in zip(as_integers("logit_bias", bias), bias.values(), strict=True):
         if token < 0 or not (isinstance(value, Real) and math.isfinite(value)):
@@ -271,14 +273,21 @@ class Request:
 def as_integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     """Return values as a tuple of integers, which ``name`` describes in the error message.
 
-    Raises ``ValueError`` if a value is not an integer.
+    Raises ``ValueError`` if ``values`` cannot be iterated over, or a value is not an integer.
     """
-    values = tuple(values)
+    values = _as_tuple(name, values)
     try:
         return tuple(map(operator.index, values))
     except TypeError:
         wrong = next(value for value in values if not hasattr(value, "__index__"))
         raise ValueError(f"{name}: {wrong!r} is not an integer") from None
+
+
+def _as_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(values)
+    except TypeError:
+        raise ValueError(f"{name}={values!r}: not a list") from None
 
 
 QueueKey = tuple[float, int]  # unique: the second number is the arrival index
@@ -347,13 +356,10 @@ class RequestState:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that can be scheduled now, including one that the step in flight will sample.
-
-        The last output token (``max_tokens``) is never computed, because nothing follows it.
-        """
+        """Tokens that can be scheduled now, including one that the step in flight will sample."""
         known = len(self.token_ids) + self.num_output_placeholders
         if known - self.num_prompt_tokens >= self.request.params.max_tokens:
-            return 0
+            return 0  # nothing follows the last output token
         return known - self.num_computed_tokens - self.num_in_flight_tokens
 
     def admit(self, num_reserved_tokens: int, num_cached_tokens: int) -> None:
@@ -395,10 +401,7 @@ class RequestState:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens in the KV cache after ``max_tokens`` output tokens.
-
-        The last output token is never computed.
-        """
+        """Tokens in the KV cache after ``max_tokens`` output tokens, the last of which is not."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1
 
 

@@ -6,7 +6,7 @@ A synchronous step:
     batch     = input_builder.build(scheduled)
     batch     = decode_padding.pad(batch)
     step      = launcher.launch(batch)                     # attention metadata, then one forward
-    sampled   = sampler(step.wait_logits())                # drafts are accepted or rejected
+    sampled   = sampler.sample_rows(step.wait_logits())    # drafts are accepted or rejected
     events    = scheduler.update(scheduled, sampled)
 
 ``overlap`` keeps one step in flight. While step N runs, the host schedules and builds step N+1.
@@ -39,8 +39,9 @@ from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.runner.model_runner import RunModel, StepLauncher
+from labkit.engine.sampling import sampler
 from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
-from labkit.engine.sampling.sampler import Sampled, Sampler
+from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.sampling.step_logits import Logits, WaitLogits
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
@@ -110,7 +111,6 @@ class StepLoop:
         self._input_builder = input_builder
         self._decode_padding = decode_padding
         self._launcher = launcher
-        self._sampler = Sampler()
         self._speculation = speculation
         self._counters = counters
         self._schedule_check = schedule_check
@@ -184,12 +184,7 @@ class StepLoop:
         return self._decode_padding.pad(self._input_builder.build(scheduled))
 
     def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> PendingStep:
-        step = PendingStep(scheduled, batch, self._launcher.launch(batch))
-        self._count(step)
-        return step
-
-    def _count(self, step: PendingStep) -> None:
-        batch = step.batch
+        wait_logits = self._launcher.launch(batch)
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
         if not batch.prefill_tokens:
@@ -205,16 +200,17 @@ class StepLoop:
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,
                 "tokens.computed": computed,
-                "spec.unit_segments": batch.num_segments - len(step.scheduled.chunks),
+                "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
             }
         )
+        return PendingStep(scheduled, batch, wait_logits)
 
     def _finish(self, step: PendingStep) -> ComputedStep:
         return self._parts.sample(step, step.wait_logits())
 
     def _sample(self, step: PendingStep, logits: Logits) -> ComputedStep:
         batch = step.batch
-        rows = self._sampler(logits, batch.sampling)
+        rows = sampler.sample_rows(logits, batch.sampling)
         scored = score_step(logits, len(batch.sampling), batch.scored) if batch.scored else {}
         return ComputedStep(step, self._speculation.accept(step.scheduled, rows), scored)
 
@@ -232,10 +228,7 @@ class StepLoop:
         return self._counters.as_dict(flush=not in_flight)
 
     def drain(self) -> None:
-        """Wait until the step in flight is computed. The next step returns its results.
-
-        If the step fails, the exception is raised, and the step is no longer in flight.
-        """
+        """Wait for the step in flight. The next step returns its results; a failed one is lost."""
         last, self._in_flight = self._in_flight, None
         if last:
             logits = last.wait_logits()

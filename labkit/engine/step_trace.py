@@ -10,7 +10,7 @@ A step's times are the start and the duration of each of these parts:
     schedule    the scheduler's choice, drafting included
     draft       drafting, a part of ``schedule``; without speculation next to nothing
     build       packed arrays, and padding rows of pure decodes
-    plan        block tables and maps for attention (``KVMemory.prepare_step``)
+    plan        block tables and maps for attention (``KVCache.prepare_step``)
     forward     the model. With ``engine.pipeline=overlap`` and MLX arrays, this time ends when the
                 host has waited for the model, so it includes other work of the host
     sample      sampling and the acceptance of drafts. A captured graph of decodes samples greedily
@@ -32,7 +32,7 @@ from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.step_loop import ComputedStep, PendingStep, StepParts
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager, KVMemory, StepAttention
+    from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager, StepAttention
     from labkit.engine.scheduler.scheduler import Scheduler
 
 Clock = Callable[[], float]
@@ -171,10 +171,7 @@ class StepTrace:
         return step
 
     def _changed_tables(self) -> tuple[dict[str, tuple[int, Ints]], list[str]]:
-        """Return the block tables that are new or changed since the last step, by request.
-
-        Also returns the requests that had a table in the last step and have none now.
-        """
+        """Return the block tables that are new or changed, and the requests that have none now."""
         changed, tables = {}, self._cache.tables
         for request_id, table in tables.items():
             before = self._tables.get(request_id)
@@ -206,10 +203,7 @@ class StepTrace:
         return preempted
 
     def step_of(self, key: object) -> TracedStep | None:
-        """Return the traced step to which a ``SchedulerOutput`` or a ``Batch`` belongs.
-
-        Return None if that step is not traced, or has ended.
-        """
+        """Return the traced step of a ``SchedulerOutput`` or a ``Batch``, if it has not ended."""
         return self._open.get(id(key))
 
     def report(self) -> dict[str, Any]:
@@ -320,7 +314,16 @@ class TracedRunModel:
         self._run_model = run_model
         self._trace = trace
         if isinstance(run_model, ModelRunner):
-            self.memory = run_model.memory = TracedKVMemory(run_model.memory, trace)
+            memory = run_model.memory
+
+            def plan(batch: Batch) -> tuple[Batch, StepAttention]:
+                with trace.span(batch, "plan") as step:
+                    padded, attention = memory.prepare_step(batch)
+                if step is not None:
+                    step.padding += padded.total_q - batch.total_q
+                return padded, attention
+
+            run_model.memory = memory._replace(prepare_step=plan)
 
     def __call__(self, batch: Batch) -> Logits:
         """Run a step; see ``ModelRunner``. A pipelined engine calls this in its worker thread."""
@@ -338,19 +341,3 @@ class TracedRunModel:
             return logits
 
         return wait
-
-
-class TracedKVMemory:
-    """Prepares a step's attention, and traces the time that this takes and the step's padding."""
-
-    def __init__(self, memory: KVMemory, trace: StepTrace) -> None:
-        self.attention = memory.attention
-        self._memory = memory
-        self._trace = trace
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        with self._trace.span(batch, "plan") as step:
-            padded, attention = self._memory.prepare_step(batch)
-        if step is not None:
-            step.padding += padded.total_q - batch.total_q
-        return padded, attention

@@ -79,17 +79,12 @@ class BlockPlan:
     warm_up_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def fixed_s(self) -> float:
-        """The seconds of the block without its rounds."""
-        return self.start_s + sum(self.warm_up_s.get(case, 0.0) for case in self.rounds)
-
-    @property
-    def rounds_s(self) -> float:
-        """The seconds of all rounds."""
-        return sum(count * self.round_s.get(case, 0.0) for case, count in self.rounds.items())
+    def seconds(self) -> float:
+        """The seconds of the block."""
+        fixed_s = self.start_s + sum(self.warm_up_s.get(case, 0.0) for case in self.rounds)
+        return fixed_s + sum(n * self.round_s.get(case, 0.0) for case, n in self.rounds.items())
 
     def without(self, cases: Collection[str]) -> BlockPlan:
-        """Return the plan without some cases."""
         left = {case: count for case, count in self.rounds.items() if case not in cases}
         return replace(self, rounds=left)
 
@@ -176,12 +171,10 @@ class ReadyCell:
 
     @property
     def follows_time(self) -> bool:
-        """Whether blocks or rounds have to be found."""
         return self.blocks_from_time or self.rounds_from_time
 
     @property
     def cases(self) -> list[str]:
-        """The names of the kernel cases of all arms."""
         workloads = [arm.config.get("workload", {}) for arm in self.arms]
         return list(dict.fromkeys(case["name"] for w in workloads for case in w.get("cases", ())))
 
@@ -230,17 +223,10 @@ class ReadyCell:
         folder = f"rounds/{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         return replace(self, arms=arms, arms_dir=folder)
 
-    @property
-    def identity(self) -> str:
-        """The claim about the arms' outputs: a value of :class:`labkit.config.Identity`."""
-        return self.arms[0].identity
-
     def arm(self, name: str) -> Arm:
-        """Return the arm called ``name``. Raises ``KeyError`` if there is none."""
         return {arm.name: arm for arm in self.arms}[name]
 
     def schedule(self) -> list[Run]:
-        """Return all runs of the cell in order."""
         names = [arm.name for arm in self.arms]
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
 
@@ -316,8 +302,7 @@ def fixed_numbers(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int | None]) -> Mapping[str, Any]:
     """Return an arm's config with so many rounds of each case, or requests or windows."""
     workload = config["workload"]
-    option = UNIT_OPTIONS.get(workload["kind"])
-    if option is not None:
+    if (option := UNIT_OPTIONS.get(workload["kind"])) is not None:
         return {**config, "workload": {**workload, option: rounds[UNITS]}}
     cases = [
         {**case, "factor": rounds[case["name"]]}
@@ -330,9 +315,8 @@ def _with_rounds(config: Mapping[str, Any], rounds: Mapping[str, int | None]) ->
 def _normalized_design(design: Design) -> Design:
     """Return a design with an explicit final look.
 
-    Raises ``ConfigError`` if the arms take turns, but have several runs per block. Properties of a
-    whole process (where its code and memory lie) affect every run in it, so two runs of an arm in
-    one process are not independent: the process is the unit of inference.
+    Two runs of an arm in one process are refused: they are not independent, as properties of a
+    whole process (where its code and memory lie) affect every run in it.
     """
     runs, isolation = design.runs_per_block, design.isolation
     require(

@@ -32,11 +32,7 @@ class Run:
 
 
 def _block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int) -> list[str]:
-    """Return the order of arms in a block, which depends only on the parameters.
-
-    Raises ``ValueError`` if there is no arm, an arm is named twice, or ``runs_per_block`` is below
-    1.
-    """
+    """Return the order of arms in a block, which depends only on the parameters."""
     if not arms or len(set(arms)) != len(arms):
         raise ValueError(
             f"arms {', '.join(arms)}: must be distinct, and there must be at least one"

@@ -8,7 +8,6 @@ measured, so that nobody stops a study early because of one.
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,29 +39,43 @@ class DecidedRow:
 
     @property
     def line(self) -> str:
-        """The row as one line of text."""
         return f"decided: {self.row}: {self.arm} {self.verdict}, {self.effect} ({self.interval})"
 
 
 class Progress:
-    """Receiver of a running cell's events. This base class ignores them all."""
+    """Receiver of a running cell's events. This base class shows none of them."""
 
-    _cell_dir: Path | None = None  # the folder of the running cell
+    def __init__(self) -> None:
+        self._cell_dir: Path | None = None  # the folder of the running cell
+        self._time = RemainingTime(0, 0)
+        self._blocks = 0
+        self._now = self._work = ""
 
     def begin(self, cell: ReadyCell, total: int, done: int) -> None:
         """Begin a cell of ``total`` runs; ``done`` of them were done by an earlier command."""
+        self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
+        self._cell_dir = cell.dir
 
     def started(self, runs: Sequence[Run]) -> None:
         """Handle the start of a process, for one run or for all runs that share it."""
+        self._time.started(len(runs))
+        arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms interleaved"
+        self._now, self._work = f"block {runs[0].block + 1}/{self._blocks}, {arms}", ""
 
     def tick(self) -> None:
         """Handle a tick, about once a second."""
 
     def working(self, text: str) -> None:
         """Take what the running process does, for example ``8 of 32 requests``; "": unknown."""
+        self._work = with_share(text)
+
+    def _position(self) -> str:
+        """Return where the running process is, and how long the cell takes."""
+        return ", ".join(filter(None, (self._now, self._work, self._time.line())))
 
     def run_ended(self, record: Record) -> None:
         """Handle the end of a run, whose record is on disk."""
+        self._time.run_ended()
 
     def launch_ended(self, records: Sequence[Record]) -> None:
         """Show in one line the runs of a launch that another run of their process has ended."""
@@ -106,11 +119,9 @@ class RemainingTime:
         self._spent = 0.0
 
     def started(self, runs_in_process: int = 1) -> None:
-        """Start timing a process with ``runs_in_process`` runs. Idle time before is not counted."""
         self._started, self._runs_in_process = time.monotonic(), runs_in_process
 
     def run_ended(self) -> None:
-        """Count one run and its share of its process's time."""
         self._spent += (time.monotonic() - self._started) / self._runs_in_process
         self.done += 1
         self.done_now += 1
@@ -145,45 +156,33 @@ def with_share(text: str) -> str:
     return f"{text} ({100 * int(match['done']) / int(match['total']):.0f} %)"
 
 
-def _position(runs: Sequence[Run], blocks: int) -> str:
-    arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms interleaved"
-    return f"block {runs[0].block + 1}/{blocks}, {arms}"
-
-
 class PlainProgress(Progress):
     """One line per event, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
+        super().__init__()
         self.stream = stream
-        self._time = RemainingTime(0, 0)
-        self._blocks = 0
-        self._now = self._work = ""
         self._printed = 0.0
 
     def begin(self, cell: ReadyCell, total: int, done: int) -> None:
-        self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
-        self._cell_dir = cell.dir
+        super().begin(cell, total, done)
         before = f", {done} done before" if done else ""
         runs, blocks = count_text(total, "run"), count_text(self._blocks, "block")
         self.note(f"{cell.name}: {runs} in {blocks}{before}")
 
     def started(self, runs: Sequence[Run]) -> None:
-        self._time.started(len(runs))
-        self._now, self._work, self._printed = _position(runs, self._blocks), "", time.monotonic()
-
-    def working(self, text: str) -> None:
-        self._work = with_share(text)
+        super().started(runs)
+        self._printed = time.monotonic()
 
     def tick(self) -> None:
         """Print where a long process is, twice a minute."""
         if self._work and time.monotonic() - self._printed >= PLAIN_PERIOD_S:
             self._printed = time.monotonic()
-            self.note(", ".join(filter(None, (self._now, self._work, self._time.line()))))
+            self.note(self._position())
 
     def run_ended(self, record: Record) -> None:
-        """Print which run ended, and its failure if it failed."""
         line = self._time.line()
-        self._time.run_ended()
+        super().run_ended(record)
         failed = "" if record.ok else f": {self._failure(record)}"
         self.note(f"block {record.block + 1}/{self._blocks}, {record.arm}, {line}{failed}")
 
@@ -205,38 +204,30 @@ class LiveProgress(Progress):
         from rich.live import Live
         from rich.text import Text
 
+        super().__init__()
         self._text: Any = Text
         self._console = Console(file=stream)
         self._live: Any = Live(console=self._console, auto_refresh=False, transient=True)
-        self._time = RemainingTime(0, 0)
-        self._blocks = 0
-        self._now = self._work = ""
         self._shown = 0.0
         self._decided: list[DecidedRow] = []
         self._waiting: Sequence[str] = ()
 
     def begin(self, cell: ReadyCell, total: int, done: int) -> None:
+        super().begin(cell, total, done)
         self._decided, self._waiting = [], ()
-        self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
-        self._cell_dir = cell.dir
         self._live.start()
 
     def started(self, runs: Sequence[Run]) -> None:
-        self._time.started(len(runs))
-        self._now, self._work = _position(runs, self._blocks), ""
+        super().started(runs)
         self.tick()
-
-    def working(self, text: str) -> None:
-        self._work = with_share(text)
 
     def tick(self) -> None:
         """Refresh the line, at most once a second."""
         now = time.monotonic()
         if now - self._shown >= REFRESH_S:
             self._shown = now
-            line = ", ".join(filter(None, (self._now, self._work, self._time.line())))
-            shown = self._filled(line) if self._decided else self._text(line)
-            self._live.update(shown, refresh=True)
+            line = self._text(self._position())
+            self._live.update(self._filled(line) if self._decided else line, refresh=True)
 
     def rows_decided(self, rows: Sequence[DecidedRow], waiting: Sequence[str]) -> None:
         """Fill the table with the rows, and show what is left for the others."""
@@ -244,8 +235,7 @@ class LiveProgress(Progress):
         self._waiting, self._shown = waiting, 0.0
         self.tick()
 
-    def _filled(self, line: str) -> Any:
-        """Return the table so far, and the live line below it."""
+    def _filled(self, line: Any) -> Any:
         from rich.console import Group
         from rich.table import Table
 
@@ -255,24 +245,21 @@ class LiveProgress(Progress):
             table.add_row(*map(self._text, cells))
         for case in self._waiting:
             table.add_row(self._text(case), "", self._text(self._time.left))
-        return Group(table, self._text(line))
+        return Group(table, line)
 
     def run_ended(self, record: Record) -> None:
-        """Count the run, and print its failure, unless another run has caused it."""
-        self._time.run_ended()
+        super().run_ended(record)
         self._work = ""
         if not record.ok and "failed_by" not in record.notes:
             self.note(f"{record.run}: {self._failure(record)}")
 
     def note(self, line: str) -> None:
-        """Print the line above the live line."""
         self._console.print(line, markup=False, highlight=False)
 
     def end(self) -> None:
         self._live.stop()
 
 
-def create_progress(stream: TextIO | None = None) -> Progress:
-    """Return a live line for a terminal, plain lines for another stream (default: stderr)."""
-    stream = sys.stderr if stream is None else stream
+def create_progress(stream: TextIO) -> Progress:
+    """Return a live line for a terminal, plain lines for another stream."""
     return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)

@@ -117,22 +117,29 @@ def _range_text(values: Sequence[float]) -> str:
     return " to ".join(f"{value:,.12g}" for value in sorted({min(values), max(values)}))
 
 
-def differing_settings(arms: Sequence[str], runs: Sequence[ImportedRun]) -> str | None:
-    """Return a line that names the settings in which the arms' files differ, or None."""
+def varying_settings(arms: Sequence[str], runs: Sequence[ImportedRun]) -> dict[str, dict[str, Any]]:
+    """Return the settings in which the arms' files differ: by name, each arm's value."""
     settings = {arm: next(run.settings for run in runs if run.arm == arm) for arm in arms}
     values = {
         key: {arm: own.get(key) for arm, own in settings.items()}
         for key in dict.fromkeys(key for own in settings.values() for key in own)
     }
-    named = [
-        f"{key} ({', '.join(f'{value!r} in {arm}' for arm, value in by_arm.items())})"
+    return {
+        key: by_arm
         for key, by_arm in values.items()
         if any(value != by_arm[arms[0]] for value in by_arm.values())
+    }
+
+
+def differing_settings(varying: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line that names the :func:`varying_settings`, if there are any."""
+    named = [
+        f"{key} ({', '.join(f'{value!r} in {arm}' for arm, value in by_arm.items())})"
+        for key, by_arm in varying.items()
     ]
-    if not named:
-        return None
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-    return f"the arms' files differ in {', '.join(named[:MAX_NAMED])}{more}"
+    if named:
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        yield f"the arms' files differ in {', '.join(named[:MAX_NAMED])}{more}"
 
 
 def without_summaries(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], tuple[str, ...]]:
@@ -154,19 +161,13 @@ def without_summaries(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], t
             del own[arm, file]
             notes.append(f"{file.name} of {arm} is not counted: it repeats results of other files")
     kept = [run for run in runs if run.digest is None or (run.arm, run.file) in own]
-    _refuse_repeats(kept)
-    return kept, tuple(notes)
-
-
-def _refuse_repeats(runs: Sequence[ImportedRun]) -> None:
     seen: dict[str, ImportedRun] = {}
-    for run in runs:
-        if run.digest is None:
-            continue
-        other = seen.setdefault(run.digest, run)
+    for run in kept:
+        other = run if run.digest is None else seen.setdefault(run.digest, run)
         if other is not run:
             place = "twice" if other.file == run.file else f"that is also in {other.file}"
             raise ResultFileError(f"{run.file}: it holds a result {place}")
+    return kept, tuple(notes)
 
 
 def without_unmeasured(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], tuple[str, ...]]:
@@ -186,9 +187,8 @@ def without_unmeasured(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], 
         raise ResultFileError(f"{runs[0].file}: all times are 0, here and in the other files")
 
     def kept(case: CaseRecord) -> CaseRecord:
-        return replace(
-            case, metrics=tuple(m for m in case.metrics if (case.case, m.name) in measured)
-        )
+        metrics = (m for m in case.metrics if (case.case, m.name) in measured)
+        return replace(case, metrics=tuple(metrics))
 
     return [
         replace(run, cases=tuple(case for case in map(kept, run.cases) if case.metrics))

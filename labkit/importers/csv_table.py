@@ -16,10 +16,6 @@ from labkit.records.metric_registry import METRICS
 OWN = ("arm", "run", "block", "time", "case")
 
 
-def _is_csv(document: Any) -> bool:
-    return isinstance(document, str) and {"arm", "run"} <= set(_header(document))
-
-
 def _header(text: str) -> Sequence[str]:
     try:
         return [name.strip() for name in next(csv.reader(io.StringIO(text)), [])]
@@ -59,13 +55,14 @@ def _read_csv(document: Any, file: Path) -> Iterator[ImportedRun]:
             if len({each.get(name) for each in rows}) > 1:
                 raise ResultFileError(f"{place}{name} is not the same in all lines")
         time = rows[0].get("time")
+        records = (
+            CaseRecord(name, metrics=tuple(_metrics(columns, own, place)))
+            for name, own in cases.items()
+        )
         yield ImportedRun(
             "CSV",
             file,
-            tuple(
-                CaseRecord(name, metrics=tuple(_metrics(columns, own, place)))
-                for name, own in cases.items()
-            ),
+            tuple(records),
             started=_number(time, "time", place) if time else None,
             arm=arm,
             block=rows[0].get("block") or None,
@@ -107,4 +104,10 @@ def _number(text: str, column: str, place: str) -> float:
     return Fields({column: value}, place).number(column)
 
 
-FORMATS = (ResultFormat("CSV", _is_csv, _read_csv),)
+FORMATS = (
+    ResultFormat(
+        "CSV",
+        lambda document: isinstance(document, str) and {"arm", "run"} <= {*_header(document)},
+        _read_csv,
+    ),
+)

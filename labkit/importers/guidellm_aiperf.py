@@ -15,6 +15,7 @@ from labkit.importers.imported_run import (
     ResultFormat,
     first_item,
     has_fields,
+    is_number,
     metric,
     seconds,
 )
@@ -89,12 +90,12 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
         name = " ".join([strategy.text("type_"), *(str(rate) for rate in rates[:2] if rate)])
         metrics = benchmark.at("metrics")
         unjudged |= dict.fromkeys(key for key in metrics.data if key not in GUIDELLM_METRICS)
-        own = [
+        own = (
             metric(ours, [_statistic(metrics.at(theirs), which)], primary=primary)
             for theirs, wanted in GUIDELLM.items()
             if theirs in metrics
             for ours, which, primary in wanted
-        ]
+        )
         cases.append(CaseRecord(name, metrics=tuple(own)))
         for amounts, key in ((given, "prompt_token_count"), (generated, "output_token_count")):
             if key in metrics:  # per request, because the number of requests may follow from time
@@ -103,9 +104,8 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
         starts.append(scheduler.number("start_time"))
         made = scheduler.at("requests_made")
         made.only(STATUSES)
-        if made.number("errored"):
-            failures.append(f"{name}: {made.number('errored'):.0f} requests failed")
-    failure = "; ".join(failures) or None
+        if errored := made.number("errored"):
+            failures.append(f"{name}: {errored:.0f} requests failed")
     yield ImportedRun(
         "GuideLLM",
         file,
@@ -114,7 +114,7 @@ def _read_guidellm(document: Any, file: Path) -> Iterator[ImportedRun]:
         work=_asked(report.data, GUIDELLM_ASKED),
         given=given,
         generated=generated,
-        failure=failure,
+        failure="; ".join(failures) or None,
         unjudged=tuple(unjudged),
     )
 
@@ -145,13 +145,11 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
     failure = f"{failed:.0f} requests failed" if failed else None
     if report.data.get("was_cancelled"):
         failure = "the run was cancelled"
-    unjudged = (
-        key
-        for key, value in report.data.items()
-        if isinstance(value, dict) and "unit" in value and key not in AIPERF
-    )
+    measured = [
+        k for k, value in report.data.items() if isinstance(value, dict) and "unit" in value
+    ]
     # Measurements are objects with a unit; texts and lists describe the run.
-    report.only([key for key, value in report.data.items() if not _is_number(value)])
+    report.only([key for key, value in report.data.items() if not is_number(value)])
     yield ImportedRun(
         "AIPerf" if "schema_version" in report else "genai-perf",
         file,
@@ -161,7 +159,7 @@ def _read_aiperf(document: Any, file: Path) -> Iterator[ImportedRun]:
         given=_mean(report, "input_sequence_length"),
         generated=_mean(report, "output_sequence_length"),
         failure=failure,
-        unjudged=tuple(unjudged),
+        unjudged=tuple(key for key in measured if key not in AIPERF),
     )
 
 
@@ -179,10 +177,6 @@ def _asked(config: Any, paths: Sequence[Sequence[str]]) -> Mapping[str, Any]:
         if value is not None:
             found[".".join(path)] = value
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 FORMATS = (

@@ -84,6 +84,12 @@ class Fields:
             raise ResultFileError(f"{place} is {_shown(value)}, not an object")
         return cls(value, place)
 
+    @classmethod
+    def listed(cls, document: Any, file: Path, name: str) -> list[Fields]:
+        """Return the fields of a document that is an object, or of each object that it lists."""
+        items = document if isinstance(document, list) else [document]
+        return list(cls({name: items}, f"{file}: ").each(name))
+
     def __contains__(self, key: str) -> bool:
         """Whether the field exists and is not null."""
         return self.data.get(key) is not None
@@ -147,10 +153,14 @@ class Fields:
         return self.data[key]
 
     def _number(self, key: str, value: Any) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             raise self.error_at(key, f"is {_shown(value)}, not a number")
         return float(value)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:

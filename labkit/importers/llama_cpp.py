@@ -23,13 +23,11 @@ RESULTS = {
 }  # fmt: skip
 RESULT_PREFIXES = ("avg_", "stddev_", "samples_")
 BATCHED = {"n_kv", "t_pp", "speed_pp", "t_tg", "speed_tg", "t", "speed", "pp", "tg", "pl"}
-MACHINE = {"cpu_info": "cpu_model"}
 
 
 def _read_llama_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. A case is a test, such as ``pp512``, with the settings that vary."""
-    items = document if isinstance(document, list) else [document]  # one line of JSONL
-    tests = list(Fields({"test": items}, f"{file}: ").each("test"))
+    tests = Fields.listed(document, file, "test")  # one object: a file of JSONL with one line
     settings = [_settings(test) for test in tests]
     varied = [key for key in settings[0] if any(s.get(key) != settings[0][key] for s in settings)]
     cases = []
@@ -45,7 +43,7 @@ def _read_llama_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
         tuple(cases),
         started=seconds(tests[0], "test_time"),
         settings={key: value for key, value in settings[0].items() if key not in varied},
-        environment={ours: tests[0].data.get(theirs) for theirs, ours in MACHINE.items()},
+        environment={"cpu_model": tests[0].data.get("cpu_info")},
     )
 
 
@@ -66,8 +64,7 @@ def _test_name(test: Fields) -> str:
 
 def _read_batched_bench(document: Any, file: Path) -> Iterator[ImportedRun]:
     """Yield one run. Prefill and decode of a batch are two metrics of one case."""
-    items = document if isinstance(document, list) else [document]
-    tests = list(Fields({"test": items}, f"{file}: ").each("test"))
+    tests = Fields.listed(document, file, "test")
     cases = []
     for test in tests:
         name = " ".join(f"{key}{int(test.number(key))}" for key in ("pp", "tg", "pl"))

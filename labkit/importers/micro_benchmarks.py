@@ -113,12 +113,11 @@ def _read_pytest_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
         if stats.data.get("data"):
             values = stats.numbers("data")
             stats.agrees("mean", statistics.fmean(values))
-        times = [1e6 * value for value in values]
-        metrics = (metric("time_us", times, "us"),)
-        cases.append(CaseRecord(benchmark.text("fullname"), metrics=metrics))
-    machine = report.at("machine_info")
-    cpu = machine.data.get("cpu") or {}
-    facts = {**machine.data, "cpu_model": cpu.get("brand_raw"), "cores": cpu.get("count")}
+        times = metric("time_us", [1e6 * value for value in values], "us")
+        cases.append(CaseRecord(benchmark.text("fullname"), metrics=(times,)))
+    machine = report.at("machine_info").data
+    cpu = machine.get("cpu") or {}
+    facts = {**machine, "cpu_model": cpu.get("brand_raw"), "cores": cpu.get("count")}
     yield ImportedRun(
         "pytest-benchmark",
         file,
@@ -149,8 +148,7 @@ def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
     if not lines and not failures:
         reason = "all were skipped" if skipped else "has neither repetitions nor medians"
         raise report.error_at("benchmarks", reason)
-    known = {*GOOGLE_FIELDS, *RATES}
-    counters = {key for own in lines.values() for line in own for key in line.data} - known
+    counters = {key for own in lines.values() for line in own for key in line.data}
     context = report.at("context")
     facts = {**context.data, "os": None, "cpu_model": None}
     yield ImportedRun(
@@ -160,7 +158,7 @@ def _read_google_benchmark(document: Any, file: Path) -> Iterator[ImportedRun]:
         started=seconds(context, "date"),
         environment=_machine(facts, "host_name", "cpu_model", "num_cpus", "os"),
         failure="; ".join(failures) or None,
-        unjudged=(*skipped, *sorted(counters)),
+        unjudged=(*skipped, *sorted(counters.difference(GOOGLE_FIELDS, RATES))),
     )
 
 
@@ -168,19 +166,18 @@ def _google_metrics(lines: list[Fields]) -> tuple[Metric, ...]:
     for line in lines:
         if line.text("time_unit") not in GOOGLE_UNITS:
             raise line.error_at("time_unit", f"is {line.text('time_unit')!r}, not ns, us, ms or s")
-    scales = [GOOGLE_UNITS[line.text("time_unit")] for line in lines]
-    times = {
-        key: [scale * line.number(key) for line, scale in zip(lines, scales, strict=True)]
+    real, cpu = (
+        [GOOGLE_UNITS[line.text("time_unit")] * line.number(key) for line in lines]
         for key in ("real_time", "cpu_time")
-    }
+    )
     rates = [
         metric(key, [line.number(key) for line in lines], unit, "higher", primary=False)
         for key, unit in RATES.items()
         if all(key in line for line in lines)
     ]
     return (
-        metric("real_time_us", times["real_time"], "us"),
-        metric("cpu_time_us", times["cpu_time"], "us", primary=False),
+        metric("real_time_us", real, "us"),
+        metric("cpu_time_us", cpu, "us", primary=False),
         *rates,
     )
 

@@ -44,7 +44,7 @@ def read_files(files: Sequence[Path]) -> list[ImportedRun]:
     runs: list[ImportedRun] = []
     read = set[Path]()
     for file in files:
-        found = sorted(p for p in file.iterdir() if p.is_file()) if file.is_dir() else [file]
+        found = _visible_files(file) if file.is_dir() else [file]
         for one in found:
             if one in read:
                 raise ResultFileError(f"{one}: it is named twice")
@@ -53,6 +53,11 @@ def read_files(files: Sequence[Path]) -> list[ImportedRun]:
     if not runs:
         raise ResultFileError(f"{', '.join(map(str, files))}: there are no files")
     return runs
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    """Return a folder's files without hidden ones, which file managers leave (``.DS_Store``)."""
+    return sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
 
 
 def _read_file(file: Path) -> list[ImportedRun]:

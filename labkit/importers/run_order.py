@@ -92,7 +92,7 @@ def _named_blocks(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
         if run.block is None:
             raise ResultFileError(f"{run.file}: some runs have a block and others have none")
         blocks.setdefault(run.block, []).append(run)
-    counts = {len([r for r in own if r.arm == arm]) for own in blocks.values() for arm in arms}
+    counts = {_count(own, arm) for own in blocks.values() for arm in arms}
     if len(counts) > 1:
         raise ResultFileError(f"{runs[0].file}: every block must have each arm equally often")
     return RunPlan(Order.blocks, tuple(map(tuple, blocks.values())), counts.pop())
@@ -155,18 +155,13 @@ def _as_one_run(runs: Sequence[ImportedRun]) -> ImportedRun:
         for case in run.cases:
             for one in case.metrics:
                 cases.setdefault(case.case, {}).setdefault(one.name, []).append(one)
-    joined = tuple(
-        CaseRecord(
-            name,
-            metrics=tuple(
-                replace(of_runs[0], repeats=tuple(x for one in of_runs for x in one.repeats))
-                for of_runs in metrics.values()
-            ),
-        )
-        for name, metrics in cases.items()
-    )
+    joined = []
+    for name, by_name in cases.items():
+        repeats = {key: tuple(x for m in own for x in m.repeats) for key, own in by_name.items()}
+        metrics = (replace(own[0], repeats=repeats[key]) for key, own in by_name.items())
+        joined.append(CaseRecord(name, metrics=tuple(metrics)))
     failure = next((run.failure for run in runs if run.failure), None)
-    return replace(runs[0], cases=joined, failure=failure)
+    return replace(runs[0], cases=tuple(joined), failure=failure)
 
 
 def _equally_many(
@@ -174,12 +169,8 @@ def _equally_many(
 ) -> tuple[list[ImportedRun], tuple[str, ...]]:
     """Return equally many runs of every arm, the first ones, and a note on those left out."""
     fewest = min(_count(runs, arm) for arm in arms)
-    seen = dict.fromkeys(arms, 0)
-    kept = []
-    for run in runs:
-        seen[str(run.arm)] += 1
-        if seen[str(run.arm)] <= fewest:
-            kept.append(run)
+    first = {id(r) for arm in arms for r in [r for r in runs if r.arm == arm][:fewest]}
+    kept = [run for run in runs if id(run) in first]
     more = len(runs) - len(kept)
     note = f"{count_text(more, 'run')} left out: the arms do not have equally many"
     return kept, (note,) if more else ()

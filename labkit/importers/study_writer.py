@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from labkit.importers.comparability import (
     check_alike,
     differing_amounts,
     differing_settings,
+    varying_settings,
     without_summaries,
     without_unmeasured,
 )
@@ -73,13 +74,12 @@ class ImportedStudy:
                 "tested; leave some out, or, if they are requests to one server, give them one "
                 "value in the column run: they are repeats of one run"
             )
-        settings = differing_settings(arms, runs)
-        notes = (*repeated, *plan.notes, *([settings] if settings else []))
+        settings = differing_settings(varying_settings(arms, runs))
         of_tool = dict.fromkeys(line for run in runs for line in run.caveats)
         unjudged = dict.fromkeys(name for run in runs for name in run.unjudged)
         return cls(
             arms,
-            replace(plan, notes=notes),
+            replace(plan, notes=(*repeated, *plan.notes, *settings)),
             (plan.order.value, *differing_amounts(arms, runs), *of_tool),
             (*unmeasured, *unjudged),
         )
@@ -113,13 +113,9 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
     (cell / "arms").mkdir(parents=True)
     (cell / "runs").mkdir()
     settings = {run.arm: run.settings for run in study.runs}
-    varied = [
-        key
-        for key in dict.fromkeys(key for own in settings.values() for key in own)
-        if any(own.get(key) != settings[study.arms[0]].get(key) for own in settings.values())
-    ]
+    varying = varying_settings(study.arms, study.runs)
     for arm, role in roles.items():
-        overrides = {key: settings[arm].get(key) for key in varied}
+        overrides = {key: by_arm[arm] for key, by_arm in varying.items()}
         publish_arm(cell, Arm(arm, role, overrides, dict(settings[arm])))
     design: dict[str, Any] = {
         "seed": None,
@@ -138,15 +134,7 @@ def write_study(study: ImportedStudy, folder: Path, question: str, margin_pct: f
         },
     }
     publish_design(cell, design)
-    write_json(cell / "cell.json", _manifest(study, roles, question, design))
-    publish_records(cell, *records)
-    return cell
-
-
-def _manifest(
-    study: ImportedStudy, roles: Mapping[str, str], question: str, design: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
+    manifest = {
         "schema_version": SCHEMA_VERSION,
         "cell": study.runs[0].tool,
         "question": question,
@@ -159,6 +147,9 @@ def _manifest(
         "published": None,
         "overrides": [],
     }
+    write_json(cell / "cell.json", manifest)
+    publish_records(cell, *records)
+    return cell
 
 
 def _record(run: ImportedRun, role: str, block: int, position: int) -> Record:

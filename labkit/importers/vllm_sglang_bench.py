@@ -48,24 +48,32 @@ VLLM_THROUGHPUT = {
 
 
 def _read_vllm_serve(document: Any, file: Path) -> Iterator[ImportedRun]:
-    items = document if isinstance(document, list) else [document]
-    for result in Fields({"result": items}, f"{file}: ").each("result"):
+    for result in Fields.listed(document, file, "result"):
         if result.data.get("run_number") == WARM_UP:
             raise result.error_at("run_number", "is -1, a warm-up's; leave this file out")
-        settings = {key: result.data.get(key) for key in ("backend", "model_id", "tokenizer_id")}
         yield ImportedRun(
             "vllm bench serve",
             file,
             _case(result, "total_token_throughput"),
             started=seconds(result, "date", VLLM_DATE),
             work=_work(result),
-            given=result.known_numbers("total_input_tokens"),
-            generated=result.known_numbers("total_output_tokens"),
-            settings=settings,
+            **_facts(result),
+            settings={k: result.data.get(k) for k in ("backend", "model_id", "tokenizer_id")},
             failure=_failure(result),
-            unjudged=_unjudged(result),
-            digest=_digest(result),
         )
+
+
+def _facts(result: Fields) -> dict[str, Any]:
+    """Return what is read alike from results of vLLM's client and of SGLang's."""
+    # Numbers that labkit does not know, such as those of later versions.
+    numbers = [key for key, value in result.data.items() if isinstance(value, int | float)]
+    unknown = (key for key in numbers if key not in KNOWN and not STATISTIC.fullmatch(key))
+    return {
+        "given": result.known_numbers("total_input_tokens"),
+        "generated": result.known_numbers("total_output_tokens"),
+        "unjudged": tuple(unknown),
+        "digest": hashlib.sha256(json.dumps(result.data, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def _failure(result: Fields) -> str | None:
@@ -81,25 +89,17 @@ def _failure(result: Fields) -> str | None:
     return None if completed else "no request was served"
 
 
-def _digest(result: Fields) -> str:
-    return hashlib.sha256(json.dumps(result.data, sort_keys=True).encode()).hexdigest()
-
-
 def _read_sglang(document: Any, file: Path) -> Iterator[ImportedRun]:
-    items = document if isinstance(document, list) else [document]
-    for result in Fields({"result": items}, f"{file}: ").each("result"):
+    for result in Fields.listed(document, file, "result"):
         completed = result.number("completed")
         yield ImportedRun(
             "SGLang bench_serving",
             file,
             _case(result, "total_throughput"),
             work={**_work(result), "completed": completed},  # it does not say how many failed
-            given=result.known_numbers("total_input_tokens"),
-            generated=result.known_numbers("total_output_tokens"),
-            settings={"backend": result.data.get("backend"), "tag": result.data.get("tag")},
+            **_facts(result),
+            settings={key: result.data.get(key) for key in ("backend", "tag")},
             failure=None if completed else "no request was served",
-            unjudged=_unjudged(result),
-            digest=_digest(result),
         )
 
 
@@ -128,15 +128,6 @@ def _case(result: Fields, total: str) -> tuple[CaseRecord, ...]:
 
 def _work(result: Fields) -> Mapping[str, Any]:
     return {key: result.data[key] for key in WORK if key in result.data}
-
-
-def _unjudged(result: Fields) -> tuple[str, ...]:
-    """Return fields with numbers that labkit does not know, such as those of later versions."""
-    return tuple(
-        key
-        for key, value in result.data.items()
-        if isinstance(value, int | float) and key not in KNOWN and not STATISTIC.fullmatch(key)
-    )
 
 
 def _read_vllm_throughput(document: Any, file: Path) -> Iterator[ImportedRun]:

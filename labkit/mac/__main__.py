@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli.program_base import print_error, write_utf8
+from labkit.cli.program_base import Program, print_error, write_utf8
 from labkit.mac import report_bundle
 from labkit.mac.mac_steps import INTERRUPTED, PASSED, STEP_TIMEOUT_S, MacStep, all_steps, run_steps
 from labkit.machine.facts import macos, memory_capacity
@@ -20,10 +20,12 @@ PROG = "python -m labkit.mac"
 
 
 def main(
+    argv: Sequence[str] = (),
     has_metal: Callable[[], bool] = macos.has_metal,
     make_steps: Callable[[Path, int], Sequence[MacStep]] = all_steps,
 ) -> int:
     """Run the steps, write their results below ``outputs/`` and return the exit code."""
+    Program(prog=PROG, description="Run every step, and bundle the results.").parse_args(argv)
     if not has_metal():
         return print_error(PROG, "there is no Metal on this machine; make mac is for Apple silicon")
     return run_and_bundle(PROG, "mac", make_steps, STEP_TIMEOUT_S)
@@ -60,9 +62,8 @@ def run_and_bundle(
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    print(text, end="", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

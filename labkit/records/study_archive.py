@@ -12,19 +12,21 @@ readers of studies call, so they accept a folder or an archive.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import io
 import lzma
 import os
-import platform
 import re
+import secrets
 import shutil
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -170,29 +172,26 @@ class StudyArchive:
             )
 
     @cached_property
-    def files(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The members that do not hold cells, by name."""
-        return {i.filename: i for i in self._zip.infolist() if not self._is_cell(i.filename)}
+    def files(self) -> Collection[str]:
+        """The names of the members that do not hold cells."""
+        return dict.fromkeys(name for name in self._zip.namelist() if not self._is_cell(name))
 
     @cached_property
-    def cells(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The members that hold cells, by the cell's name."""
-        infos = (info for info in self._zip.infolist() if self._is_cell(info.filename))
-        return {info.filename.removesuffix(CELL_SUFFIX): info for info in infos}
+    def cells(self) -> Collection[str]:
+        """The names of the cells."""
+        names = filter(self._is_cell, self._zip.namelist())
+        return dict.fromkeys(name.removesuffix(CELL_SUFFIX) for name in names)
 
     @staticmethod
     def _is_cell(name: str) -> bool:
         return name.endswith(CELL_SUFFIX) and "/" not in name
 
     def read(self, name: str) -> bytes:
-        """Return the content of one of ``files``; raises :class:`RecordError` if damaged."""
-        return self._read(self.files[name])
-
-    def _read(self, info: zipfile.ZipInfo) -> bytes:
+        """Return the content of a member; raises :class:`RecordError` if it is damaged."""
         try:
-            return self._zip.read(info)
+            return self._zip.read(name)
         except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
-            raise RecordError(f"{self.path}: {info.filename!r} is damaged: {error}") from None
+            raise RecordError(f"{self.path}: {name!r} is damaged: {error}") from None
 
     def cell(self, name: str) -> Mapping[str, bytes]:
         """Return a cell's files by path within its folder; raises :class:`RecordError`."""
@@ -207,7 +206,7 @@ class StudyArchive:
         where = f"{self.path}: cell {name!r}"
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
         try:
-            raw = unpacker.decompress(self._read(self.cells[name]), MAX_CELL_BYTES)
+            raw = unpacker.decompress(self.read(f"{name}{CELL_SUFFIX}"), MAX_CELL_BYTES)
             whole = unpacker.eof and not unpacker.unused_data
             require(whole, f"{where} is truncated, or has more than {MAX_CELL_BYTES >> 20} MiB")
             self._unpacked_bytes[name] = len(raw)
@@ -252,7 +251,6 @@ class ArchivePath:
         return "/".join((str(self.file), *self.parts))
 
     def __lt__(self, other: ArchivePath) -> bool:
-        """Order by path, as :class:`pathlib.Path` does."""
         return (self.file, self.parts) < (other.file, other.parts)
 
     def __truediv__(self, name: str) -> ArchivePath:
@@ -265,16 +263,13 @@ class ArchivePath:
 
     @property
     def stem(self) -> str:
-        """The name without its suffix."""
         return PurePosixPath(self.name).stem
 
     @property
     def parent(self) -> ArchivePath:
-        """The folder that holds this path."""
         return ArchivePath(self.archive, self.file, self.parts[:-1])
 
     def with_name(self, name: str) -> ArchivePath:
-        """Return the path with another last name."""
         return self.parent / name
 
     def is_file(self) -> bool:
@@ -282,12 +277,10 @@ class ArchivePath:
         return path in names
 
     def is_dir(self) -> bool:
-        """Return whether the path is a folder."""
         is_cell = len(self.parts) == 1 and self._in_cell
         return not self.parts or is_cell or any(True for _ in self._children())
 
     def iterdir(self) -> Iterator[ArchivePath]:
-        """Yield the paths in this folder."""
         cells = () if self.parts else tuple(self.archive.cells)
         return (self / name for name in dict.fromkeys((*cells, *self._children())))
 
@@ -309,18 +302,14 @@ class ArchivePath:
         return self.archive.read(path)
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Return a file's content as text; raises as :meth:`read_bytes` does."""
         return self.read_bytes().decode(encoding)
 
     @property
     def _in_cell(self) -> bool:
         return bool(self.parts) and self.parts[0] in self.archive.cells
 
-    def _names(self) -> tuple[Mapping[str, object], str]:
-        """Return a map whose keys are file paths, and this path relative to the same root.
-
-        The root is the cell's folder if the path is in a cell, else the study's folder.
-        """
+    def _names(self) -> tuple[Collection[str], str]:
+        """Return all paths of files, and this path, both within its cell or else the study."""
         if self._in_cell:
             return self.archive.cell(self.parts[0]), "/".join(self.parts[1:])
         return self.archive.files, "/".join(self.parts)
@@ -383,36 +372,48 @@ def unpack_archive(path: Path, folder: Path) -> None:
     """
     archive = _open_archive(path)
     require(not folder.exists(), f"{folder} exists; choose another folder")
-    temporary = _temporary_folder(folder)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir(parents=True)
+    descriptor = os.open(temporary, os.O_RDONLY)
     try:
+        _lock(descriptor)
+        _remove_abandoned(folder)
         for name in archive.files:
             _write_below(temporary, name, archive.read(name))
         for cell in archive.cells:
             for name, content in archive.cell(cell).items():
                 _write_below(temporary / cell, name, content)
+        same = os.path.samestat(os.fstat(descriptor), temporary.stat())
+        require(same, f"{folder}: its files were removed while they were written; unpack it again")
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(descriptor)
 
 
-def _temporary_folder(folder: Path) -> Path:
-    """Return this process's temporary folder, and remove those of killed processes of this host."""
-    stem = f".{folder.name}.{platform.node()}."
-    for path in folder.parent.glob(f"{glob.escape(stem)}*.tmp"):
-        pid = path.name[len(stem) : -len(".tmp")]
-        if pid.isdecimal() and not _is_running(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-    return folder.with_name(f"{stem}{os.getpid()}.tmp")
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary folders of ``folder`` in which no living process unpacks."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if _lock(descriptor):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
-def _is_running(pid: int) -> bool:
+def _lock(descriptor: int) -> bool:
+    """Lock an open folder; return False if it is locked, or the file system has no locks.
+
+    Unlike a process's number, a lock is seen from all containers that share the folder.
+    """
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         return False
-    except PermissionError:
-        pass  # another user's process
     return True
 
 

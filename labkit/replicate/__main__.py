@@ -22,28 +22,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import records
 from labkit.cli.program_base import Program, print_error
 from labkit.config import ConfigError, require
 from labkit.machine.facts import code_revision
-from labkit.records import (
-    ARCHIVE_SUFFIX,
-    ArchivePath,
-    RecordError,
-    StudyPath,
-    check_digests,
-    open_study,
-    read_json,
-    record_paths,
-    regular_files,
-)
-from labkit.replicate.authors_question import (
-    TIME_S,
-    AuthorsCell,
-    ReaderOptions,
-    authors_cells,
-    cell_obstacles,
-    trusted_parts,
-)
+from labkit.records import ARCHIVE_SUFFIX, RecordError, StudyPath
+from labkit.replicate import authors_question
+from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -55,13 +40,17 @@ PROG = "python -m labkit.replicate"
 
 @dataclass(frozen=True)
 class AuthorsStudy:
-    """A study of the author's, the folder for the reader's, and what that will decide."""
+    """A study of the author's, the folder for the reader's, and what that will decide.
+
+    ``sources``: the folder of the author's own classes, once they are unpacked.
+    """
 
     path: StudyPath
     cells: tuple[AuthorsCell, ...]
     out: Path
     analyses: Sequence[CellAnalysis] = ()
     forecast: tuple[str, ...] = ()
+    sources: Path | None = None
 
     @property
     def other_revision(self) -> str | None:
@@ -144,7 +133,7 @@ def _replicate_all(
             print(f"{len(pairs)} studies, estimated {format_duration(planned_s)} in all")
         return 0 if pairs else 2
     for study, reader in pairs:
-        with _continuing(options, out):
+        with _continuing(options, out), _importing(study.sources):
             status = max(status, _replicate(study, reader, options.versions, time_s))
     if article and pairs:
         print(write_replications(out, refused))
@@ -167,36 +156,36 @@ def _ready(
     if options.trust:
         study = _with_inputs(study, bool(given.values.get("plan")))
     else:
-        lines = [line for cell in study.cells for line in trusted_parts(cell)]
-    reader = given if lines else _reader(study, given, options.versions)
-    study.changes(reader)  # refuses an option that is the question
-    for cell in () if lines else study.cells:
-        lines += cell_obstacles(cell, reader)
+        lines = [part for cell in study.cells for part in authors_question.trusted_parts(cell)]
+    with _importing(study.sources):
+        reader = given if lines else _reader(study, given, options.versions)
+        study.changes(reader)  # refuses an option that is the question
+        for cell in () if lines else study.cells:
+            lines += authors_question.cell_obstacles(cell, reader)
     return study, reader, list(dict.fromkeys(lines))
 
 
 def _open(path: Path, out: Path) -> AuthorsStudy:
-    """Open a study; raise ``RecordError`` if it is not valid."""
     from labkit.analysis.studies.replication import forecast_lines
     from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
 
     if not path.exists():
         raise RecordError(f"{path}: no such file or folder")
-    opened = open_study(path)
+    opened = records.open_study(path)
     folders = cell_dirs(opened)
     for folder in folders:
         if isinstance(folder, Path):  # an archive was checked when it was opened
-            check_digests(folder)
-    cells, analyses = authors_cells(opened, folders), AnalysisCache().study(opened)
+            records.check_digests(folder)
+    cells, analyses = authors_question.authors_cells(opened, folders), AnalysisCache().study(opened)
     study = AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
     _refuse_authors_runs(study)
     return study
 
 
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
-    """Unpack an archive's sources and texts, say so, and put the sources on the Python path."""
+    """Unpack an archive's sources and texts, and say so."""
     path = study.path
-    files = path.archive.files if isinstance(path, ArchivePath) else dict(regular_files(path))
+    files = dict(records.regular_files(path)) if isinstance(path, Path) else path.archive.files
     names = [name for name in files if name.startswith(("sources/", "inputs/"))]
     if not names:
         return study
@@ -207,11 +196,33 @@ def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((path / name).read_bytes())
         print(f"labkit.replicate: from the author: {target}", file=sys.stderr)
-    root = str(folder / "sources")
-    sys.path.insert(0, root)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     inputs = {n.partition("/")[2]: str(folder / n) for n in names if n.startswith("inputs/")}
-    return replace(study, cells=tuple(replace(cell, inputs=inputs) for cell in study.cells))
+    cells = tuple(replace(cell, inputs=inputs) for cell in study.cells)
+    return replace(study, cells=cells, sources=folder / "sources")
+
+
+@contextmanager
+def _importing(sources: Path | None) -> Iterator[None]:
+    """Put an author's classes on the Python path, and forget them afterwards.
+
+    Two archives of an article may have modules of one name.
+    """
+    if sources is None:
+        yield
+        return
+    root, inherited = str(sources), os.environ.get("PYTHONPATH")
+    sys.path.insert(0, root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, inherited]))
+    try:
+        yield
+    finally:
+        sys.path.remove(root)
+        del os.environ["PYTHONPATH"]
+        if inherited is not None:
+            os.environ["PYTHONPATH"] = inherited
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(root + os.sep):
+                del sys.modules[name]
 
 
 def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> ReaderOptions:
@@ -303,8 +314,8 @@ def _replicate(study: AuthorsStudy, reader: ReaderOptions, versions: str, time_s
 def _refuse_authors_runs(study: AuthorsStudy) -> None:
     """Refuse a folder with runs of the author's: they would replicate themselves."""
     theirs = {record.started for analysis in study.analyses for record in analysis.data.records}
-    for path in (p for cell in study.cells for p in record_paths(study.out / cell.name)):
-        own = read_json(path).get("started") not in theirs
+    for path in (p for cell in study.cells for p in records.record_paths(study.out / cell.name)):
+        own = records.read_json(path).get("started") not in theirs
         require(own, f"{study.out} holds the author's own runs; set another folder, out=NAME")
 
 

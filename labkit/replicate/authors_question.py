@@ -16,19 +16,11 @@ from typing import Any
 from labkit.config import CONTROL, ConfigError, Experiment, from_plain, require
 from labkit.config.engine.former_options import default_of, other_meanings, with_present_names
 from labkit.config.env_interpolation import EXPRESSION
-from labkit.config.option_index import did_you_mean, find_option
+from labkit.config.option_index import did_you_mean, find_option, value_of
 from labkit.experiment.cell import with_units
+from labkit.experiment.compose import input_digests
 from labkit.experiment.compose.cell_composer import ComposedCell, checked_cell, obstacles
-from labkit.experiment.compose.input_digests import (
-    FILES,
-    FOLDERS,
-    MODELS,
-    class_paths,
-    input_digests,
-    named_as_begun,
-    option_of,
-    text_name,
-)
+from labkit.experiment.compose.input_digests import FILES, FOLDERS, MODELS, option_of
 from labkit.experiment.schedule.noise_history import MeasuredCell
 from labkit.records import PROCESSES_SUFFIX, Arm, RecordError, StudyPath, read_arms, read_cell
 
@@ -58,7 +50,7 @@ class ReaderOptions:
     def parse(cls, words: Sequence[str]) -> ReaderOptions:
         """Return the options that the command's words ``key=value`` set.
 
-        Raises ``ConfigError``, with a message of one line, if a word is no option with one value.
+        Raises ``ConfigError`` if a word is no option with one value.
         """
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
@@ -132,12 +124,12 @@ class AuthorsCell:
         named = {*arm.overrides, *(word.partition("=")[0] for word in words)}
         config = with_present_names(arm.config, named)
         for key in FILES:
-            file = PurePath(str(_value(config, key))).name
+            file = PurePath(str(value_of(config, key))).name
             # If the option names a variable, only the folder of the text is known. Archives of
             # earlier versions name a text by its file alone.
             folder = f"{key}/{arm.inputs.get(key)}/"
             below = (name for name in self.inputs if name.startswith(folder))
-            names = (text_name(arm, key, file), *below, f"{key}/{file}")
+            names = (input_digests.text_name(arm, key, file), *below, f"{key}/{file}")
             text = next((self.inputs[name] for name in names if name in self.inputs), None)
             if text is not None:
                 _set(config, key, text)
@@ -153,7 +145,7 @@ class AuthorsCell:
         Raises ``ConfigError`` if the arms differ in such an option: it is the question.
         """
         for key, value in reader.of(*ASKED_GROUPS).items():
-            values = [_value(arm.config, key, default_of(key)) for arm in self.tested]
+            values = [value_of(arm.config, key, default_of(key)) for arm in self.tested]
             old = ", ".join(dict.fromkeys(map(_shown, values)))
             require(
                 all(one == values[0] for one in values),
@@ -164,7 +156,8 @@ class AuthorsCell:
                 yield f"{key}={_shown(value)} (the author: {old})"
         for arm in self.tested:
             yield from () if reader.revision else other_meanings(arm.config)
-            here = named_as_begun(arm, input_digests(self.config(arm, reader), arm.environment))
+            now = input_digests.input_digests(self.config(arm, reader), arm.environment)
+            here = input_digests.named_as_begun(arm, now)
             replaced = {*map(option_of, here), *reader.values}
             for name, digest in arm.inputs.items():
                 # A file that is missing although its option has other files here is another one.
@@ -276,16 +269,6 @@ def _shown(value: Any) -> str:
     return PurePath(value).name if isinstance(value, str) and value else str(value)
 
 
-def _value(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return an option's value in a config; ``default`` if the config lacks the option."""
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
-
-
 def _set(config: dict[str, Any], key: str, value: Any) -> None:
     *groups, name = key.split(".")
     place = config
@@ -299,7 +282,8 @@ def trusted_parts(cell: AuthorsCell) -> Iterator[str]:
     """Yield what an author's arms would run or read here besides labkit itself, one line each."""
     for arm in cell.tested:
         server: Mapping[str, Any] = arm.config.get("engine", {}).get("server", {})
-        found = [f"the class {key}={path}" for key, path in class_paths(arm.config).items()]
+        classes = input_digests.class_paths(arm.config)
+        found = [f"the class {key}={path}" for key, path in classes.items()]
         found += [f"engine.server.{n}={v}" for n, v in server.items() if v and n not in SAFE]
         found += [f"environment.{name}={value}" for name, value in arm.environment.items()]
         variables = sorted(set(EXPRESSION.findall(json.dumps(dict(arm.config)))))

@@ -12,10 +12,9 @@ import gc
 import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli.program_base import discard_output, print_error
+from labkit.cli.program_base import discard_output, flush_output, print_error
 from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:
@@ -47,9 +46,8 @@ def _run_shell(options: ServeConfig) -> int:
     """Load the model, run the chat shell, and return the exit code, 0."""
     from labkit.server.chat_shell import MAX_REPLY_TOKENS, Shell
 
-    loaded = load(options)
-    max_tokens = options.server.max_output_tokens or MAX_REPLY_TOKENS
-    Shell(loaded.engine, loaded.tokenizer, max_tokens).run()
+    _, tokenizer, engine = load(options)
+    Shell(engine, tokenizer, options.server.max_output_tokens or MAX_REPLY_TOKENS).run()
     return 0
 
 
@@ -59,9 +57,15 @@ def serve(options: ServeConfig) -> int:
     from labkit.server.http import http_listener, routes
 
     bound = http_listener.bind(options.server)
-    loaded, name = load(options), options.server.model_name
+    model, tokenizer, engine = load(options)
+    name = options.server.model_name or model.name
     service = Service(
-        options.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
+        options.server,
+        name,
+        tokenizer,
+        engine,
+        model,
+        takes_priorities=options.engine.scheduler.takes_priorities,
     )
     service.grammars.load_tokenizer()
     url = http_listener.url(bound)
@@ -71,8 +75,7 @@ def serve(options: ServeConfig) -> int:
     gc.freeze()
 
     def ready() -> None:
-        engine = options.engine.name
-        print_status(f"{url} serves {service.name} (engine={engine}); ctrl-C stops it")
+        print_status(f"{url} serves {name} (engine={options.engine.name}); ctrl-C stops it")
 
     http_listener.run(service, routes.create_app(service), bound, ready)
     if service.engine_failure is not None:
@@ -87,31 +90,33 @@ def print_status(line: str) -> None:
     print(f"{PROG}: {line}", flush=True)
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """A model, its tokenizer and a warmed-up engine."""
-
-    model: ModelDir
-    tokenizer: Tokenizer
-    engine: InferenceEngine
-
-
-def load(options: ServeConfig) -> ServedModel:
-    """Configure this process, load the model and its tokenizer, and warm up the engine."""
+def load(options: ServeConfig) -> tuple[ModelDir, Tokenizer, InferenceEngine]:
+    """Configure this process; return the model, its tokenizer and a warmed-up engine."""
     print_status(f"loading model={options.model.name}")
     configure_process(options.engine)
     from labkit import models
-    from labkit.engine.engine_factory import create
-    from labkit.models import tokenizer
-    from labkit.server.generation.engine_thread import warm_up
+    from labkit.models.tokenizer import load as load_tokenizer
 
     model = models.resolve(options.model)
-    loaded_tokenizer = tokenizer.load(model.path)
-    engine = create(options.engine, model.path)
-    warm_up(
-        engine, min(MAX_WARM_UP_REQUESTS, options.engine.scheduler.max_num_seqs), model.vocab_size
-    )
-    return ServedModel(model, loaded_tokenizer, engine)
+    tokenizer = load_tokenizer(model.path)
+    return model, tokenizer, _create_engine(options.engine, model)
+
+
+def _create_engine(options: Engine, model: ModelDir) -> InferenceEngine:
+    """Create an engine and warm it up; raise ``EngineError`` if it, or a user's class, fails."""
+    from labkit.engine.engine_factory import create
+    from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, StaleLaunchError
+    from labkit.engine.parallel.rank_processes import RankError
+    from labkit.engine.user_classes import UserClassError
+    from labkit.server.generation.engine_thread import warm_up
+
+    requests = min(MAX_WARM_UP_REQUESTS, options.scheduler.max_num_seqs)
+    try:
+        engine = create(options, model.path)
+        warm_up(engine, requests, model.vocab_size)
+    except (InvalidLogitsError, RankError, StaleLaunchError, UserClassError) as error:
+        raise EngineError(f"the engine cannot generate: {error}") from error
+    return engine
 
 
 def configure_process(engine: Engine) -> None:
@@ -136,7 +141,7 @@ def configure_process(engine: Engine) -> None:
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
+    flush_output()
     sys.stderr.flush()
     # Skip the teardown of LLVM and the thread pools, which takes time.
     os._exit(status)

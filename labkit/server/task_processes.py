@@ -117,10 +117,7 @@ class WorkerPool:
 
 
 class TaskProcess:
-    """A process that does one task at a time.
-
-    ``is_idle``: whether the process runs and has nothing to do.
-    """
+    """A process that does one task at a time. ``is_idle``: it runs and has nothing to do."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options

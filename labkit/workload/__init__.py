@@ -12,12 +12,12 @@ from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
 from labkit.engine.user_classes import create_plugin, guard_method
-from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.workload_protocols import (
     CountedKind,
+    Estimate,
     InterleavedArms,
     LiveKind,
-    SharedProcessKind,
+    Measurement,
     TurnContext,
     WorkloadKind,
     single_arm_context,
@@ -82,11 +82,12 @@ def check_apart(experiments: Sequence[Experiment], reason: str) -> None:
     """Check that the workload can be measured if its arms run in processes one after another.
 
     ``reason``: why the arms do not share a process, for the message. Raises ``ConfigError`` if the
-    workload's arms must be measured at the same time; see ``SharedProcessKind``.
+    workload compares its arms while they are measured, so that all must be alive at that time: its
+    kind has a method ``refuse_apart``, which raises it.
     """
-    kind = kind_of(experiments[0])
-    if isinstance(kind, SharedProcessKind):
-        kind.refuse_apart(reason)
+    refuse = getattr(kind_of(experiments[0]), "refuse_apart", None)
+    if refuse is not None:
+        refuse(reason)
 
 
 def units(experiment: Experiment) -> int:

@@ -23,18 +23,16 @@ def check(experiment: Experiment) -> None:
     """Raise ``ConfigError`` if this machine lacks the arm's device, a compiler or packages."""
     check_packages(experiment)
     device, mlx_device = experiment.engine.attention.device, mlx_gpu()
-    if device is Device.metal:
-        require(
-            mlx_device == "metal",
-            "engine.attention.device=metal: there is no Metal on this machine; "
-            "set engine.attention.device=emulated or cpu",
-        )
-    if device is Device.cuda:
-        require(
-            mlx_device == "cuda",
-            "engine.attention.device=cuda: there is no NVIDIA driver or no mlx[cuda13] on this "
-            "machine; set engine.attention.device=cpu",
-        )
+    lacking = {
+        Device.metal: "there is no Metal on this machine; set engine.attention.device=emulated or "
+        "cpu",
+        Device.cuda: "there is no NVIDIA driver or no mlx[cuda13] on this machine; set "
+        "engine.attention.device=cpu",
+    }
+    require(
+        device not in lacking or mlx_device == device.value,
+        f"engine.attention.device={device.value}: {lacking.get(device)}",
+    )
     gpus = {GPU.metal: mlx_device == "metal", GPU.any: mlx_device is not None}
     for name, gpu in experiment.engine.mlx.gpu_options():
         require(

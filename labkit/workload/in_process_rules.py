@@ -12,44 +12,17 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
+from labkit.config import BudgetPolicy, Engine, Experiment, Mlx, Pipeline, is_class_path, to_plain
 from labkit.machine import worker_environment
 from labkit.machine.processes.listening_processes import NoListener, find_listeners
 
-
-def kernels(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that kernels of these engines cannot share a process, or None."""
-    return _first(OF_A_PROCESS, engines)
+Rule = Callable[[Sequence[Engine]], str | None]
 
 
-def requests(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that these engines cannot serve in one process, or None."""
-    return _first((*OF_A_PROCESS, *OF_AN_ENGINE), engines)
-
-
-def live_kernels(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that arms which time kernels cannot be isolated as ``live``, or None."""
-    return _first(OF_A_MACHINE, engines)
-
-
-def live_requests(engines: Sequence[Engine]) -> str | None:
-    """Return the reason that these engines cannot take turns in processes of their own, or None."""
-    return _first((*OF_A_MACHINE, _kept_servers), engines)
-
-
-def use_servers(engines: Sequence[Engine]) -> bool:
-    """Return whether one of these engines is a server in another process."""
-    return any(map(_is_server, engines))
-
-
-def size_pools_by_free_memory(engines: Sequence[Engine]) -> bool:
-    """Return whether one of these engines sizes its pool by the memory that is free at load."""
-    return _live_budget(engines) is not None
-
-
-def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
-    reasons = (reason for rule in rules if (reason := rule(engines)) is not None)
-    return next(reasons, None)
+def first_reason(rules: Sequence[Rule], experiments: Sequence[Experiment]) -> str | None:
+    """Return the first reason that ``rules`` give against the arms' engines, or None."""
+    engines = [experiment.engine for experiment in experiments]
+    return next((reason for rule in rules if (reason := rule(engines)) is not None), None)
 
 
 def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
@@ -76,10 +49,6 @@ def _unset(option: str, why: str) -> Rule:
     """Return the rule that ``option`` must be null in all arms."""
     read = attrgetter(option)
     return _no(lambda e: read(e) is not None, lambda e: f"engine.{option}={read(e)}: {why}")
-
-
-def _is_server(engine: Engine) -> bool:
-    return engine.name == "openai"
 
 
 def _one_pool(engines: Sequence[Engine]) -> str | None:
@@ -110,7 +79,7 @@ def _ranks(engines: Sequence[Engine]) -> str | None:
 
 
 # Pools that are neither of a fixed size nor planned for a simulated machine.
-_live_budget = _no(
+live_budget = _no(
     lambda e: e.budget.policy is not BudgetPolicy.fixed and e.budget.machine is None,
     lambda e: (
         f"engine.budget.policy={e.budget.policy.value} sizes the pool by the free memory, "
@@ -147,8 +116,7 @@ def _kept_servers(engines: Sequence[Engine]) -> str | None:
     return None
 
 
-Rule = Callable[[Sequence[Engine]], str | None]
-
+# What kernels of arms that take turns in processes of their own may not differ in.
 OF_A_MACHINE: tuple[Rule, ...] = (
     _same(
         "budget.wired_collector",
@@ -156,6 +124,9 @@ OF_A_MACHINE: tuple[Rule, ...] = (
         "a machine has only one setting, which changes between runs",
     ),
 )
+# What engines that take turns in processes of their own may not differ in.
+LIVE_REQUESTS = (*OF_A_MACHINE, _kept_servers)
+# What kernels of arms in one process may not differ in.
 OF_A_PROCESS: tuple[Rule, ...] = (
     _same("blas", lambda e: e.blas.value, "a process has only one, loaded before MLX"),
     _unset("memory_limit", "it limits the whole process"),
@@ -166,9 +137,11 @@ OF_A_PROCESS: tuple[Rule, ...] = (
         for name in (f"mlx.{item.name}" for item in dataclasses.fields(Mlx))
     ),
 )
-OF_AN_ENGINE: tuple[Rule, ...] = (
+# What engines that serve in one process may not differ in.
+REQUESTS: tuple[Rule, ...] = (
+    *OF_A_PROCESS,
     _no(
-        _is_server,
+        lambda e: e.name == "openai",
         lambda e: (
             "engine=openai: a server is a separate process that would compute during other "
             "arms' turns"
@@ -181,7 +154,7 @@ OF_AN_ENGINE: tuple[Rule, ...] = (
         "OpenBLAS has only one thread pool per process",
     ),
     _ranks,
-    _live_budget,
+    live_budget,
     _no(
         lambda e: e.pipeline is Pipeline.overlap,
         lambda e: (

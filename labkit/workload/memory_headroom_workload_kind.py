@@ -15,10 +15,9 @@ from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.machine.facts import memory_capacity
 from labkit.records import CaseRecord, Metric
 from labkit.records.metric_registry import measured
-from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.requests.request_workload_kind import footprint
 from labkit.workload.sources import source_of
-from labkit.workload.workload_protocols import START_SECONDS, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, Estimate, Measurement, TurnContext
 
 PROCESS_BYTES = 150 << 20
 
@@ -35,11 +34,6 @@ class Claim:
     ceiling: int
     taken: int
     tokens: int
-
-    @property
-    def left_pct(self) -> float:
-        """The share of RAM that the claim leaves free, in percent."""
-        return 100 * (1 - self.taken / self.total)
 
 
 def claim(experiment: Experiment) -> Claim:
@@ -66,9 +60,8 @@ def claim(experiment: Experiment) -> Claim:
     tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])
     model = footprint(experiment)
     weights = sum(part.bytes for part in planned.parts[:-1])  # the last part is the KV memory
-    return Claim(
-        total, 0, weights + tokens * memory_budget.kv_bytes_per_token(engine, model), tokens
-    )
+    taken = weights + tokens * memory_budget.kv_bytes_per_token(engine, model)
+    return Claim(total, 0, taken, tokens)
 
 
 def metrics(memory: Claim) -> tuple[Metric, ...]:
@@ -77,11 +70,10 @@ def metrics(memory: Claim) -> tuple[Metric, ...]:
     The percentage left may be negative: an engine without a pool may claim more than the total RAM.
     """
     share = 100 / memory.total
-    ceiling = [measured("ceiling_pct", (memory.ceiling * share,))]
     return (
         measured("taken_pct", (memory.taken * share,), primary=True),
-        measured("left_pct", (memory.left_pct,)),
-        *(ceiling if memory.ceiling else []),
+        measured("left_pct", (100 * (1 - memory.taken / memory.total),)),
+        *([measured("ceiling_pct", (memory.ceiling * share,))] if memory.ceiling else []),
         measured("kv_tokens", (float(memory.tokens),)),
     )
 
@@ -90,7 +82,6 @@ class MemoryClaimKind:
     """Computes memory claims; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check that the workload has requests. ``prepare`` checks the memory budget."""
         lengths = source_of(experiment).lengths(experiment)
         require(bool(lengths), f"workload={experiment.workload.name} has no requests")
 
@@ -98,7 +89,6 @@ class MemoryClaimKind:
         claim(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Return None: arms always share a process, since nothing is loaded."""
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
@@ -108,22 +98,19 @@ class MemoryClaimKind:
         return Estimate(START_SECONDS, PROCESS_BYTES)
 
 
+@dataclass(frozen=True)
 class MemoryClaims:
     """Memory claims of several arms; see ``InterleavedArms``."""
 
-    def __init__(self, experiments: Sequence[Experiment]) -> None:
-        self._experiments = tuple(experiments)
+    experiments: Sequence[Experiment]
 
     def warm_up(self) -> None:
-        """Do nothing."""
+        """Do nothing, since nothing was loaded."""
 
-    prepare = warm_up
+    close = prepare = warm_up
 
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
-        return [_measurement(experiment) for experiment in self._experiments]
-
-    def close(self) -> None:
-        """Do nothing, since nothing was loaded."""
+        return [_measurement(experiment) for experiment in self.experiments]
 
 
 def _measurement(experiment: Experiment) -> Measurement:

@@ -84,8 +84,7 @@ def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Pr
 
 
 def _encode(prompts: tuple[Prompt, ...]) -> bytes:
-    names = [item.name for item in fields(Prompt)]
-    requests = [{name: getattr(prompt, name) for name in names} for prompt in prompts]
+    requests = [{f.name: getattr(one, f.name) for f in fields(Prompt)} for one in prompts]
     return json.dumps({"requests": requests}, separators=(",", ":")).encode()
 
 

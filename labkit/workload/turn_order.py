@@ -99,15 +99,11 @@ class Round:
 
 
 class TurnOrder(Protocol):
-    """Gives the arms of a process their turns, and lets them exchange values.
-
-    ``slice_s``: the seconds that a turn lasts, if the arms have slices instead of rounds.
-    ``other_processes``: whether arms of other processes have turns as well.
-    """
+    """Gives the arms of a process their turns, and lets them exchange values."""
 
     @property
     def slice_s(self) -> float:
-        """The seconds of a slice."""
+        """The seconds that a turn lasts, if the arms have slices instead of rounds."""
 
     @property
     def other_processes(self) -> bool:
@@ -167,13 +163,11 @@ class RandomTurnOrder:
         return orders
 
     def slices(self, unfinished: Callable[[], list[int]]) -> Iterator[int]:
-        """Yield arms in rounds, each in random order; see ``TurnOrder``."""
         while arms := unfinished():
             self._order.shuffle(arms)
             yield from arms
 
     def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
-        """Return ``values``, because all arms are in this process, and 0: the first arm's index."""
         return list(values), 0
 
 

@@ -1,4 +1,4 @@
-"""The Protocols of workloads: their kinds, and loaded arms that take turns in one process.
+"""What kinds of workload and their loaded arms must do, and what they return or raise.
 
 Turns are so short that a change of the machine's speed affects all arms alike. So the difference
 of two arms in one round is far less noisy than the difference of two processes. An arm that is
@@ -8,24 +8,86 @@ alone in its process runs the same code.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from labkit.config import Experiment
-from labkit.workload.measurement import CasePilot, Estimate, Measurement
+from labkit.records import CaseRecord
 from labkit.workload.turn_order import RandomTurnOrder, TurnOrder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
 
 
-class EnterTurn(Protocol):
-    """Starts an arm's turn."""
+class InvalidOutput(Exception):
+    """An output cannot be right: it has NaN, lacks tokens, or differs between repeats."""
 
-    def __call__(self, arm: int) -> AbstractContextManager[None]:
-        """Apply the CPU budget of ``arm`` (an index) and attribute failures to it, until exit."""
+    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.worker.run_failures
+
+
+class StaleOutput(Exception):
+    """An output was written by another launch: the kernel's stamp is not the expected stamp."""
+
+    outcome = "stale"  # of the run that raises it: labkit.experiment.worker.run_failures
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The cases of one run as the record holds them, and the engine's counters.
+
+    A case's ``outputs`` are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}``, built by
+    ``labkit.workload.output_digest`` and ``labkit.workload.requests.serving_session``. ``values``:
+    the arrays themselves, by their digest in ``outputs``, if arms differ. They are too large for
+    the record and are stored in files. ``step_trace``: the traced steps of a request workload
+    (``workload.step_trace``), also for a file (``labkit.records.step_trace_file``).
+    """
+
+    cases: tuple[CaseRecord, ...]
+    counters: Mapping[str, float]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    step_trace: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CasePilot:
+    """What a pilot knows of a kernel case.
+
+    ``round_s``: seconds of a round of all arms. ``warm_up_s``: seconds that the case costs each
+    process before its first round. ``sd``: standard deviation of a round's log ratio of two arms,
+    estimated from ``rounds`` rounds.
+    """
+
+    case: str
+    round_s: float
+    warm_up_s: float
+    sd: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated cost of one run: wall ``seconds`` and ``bytes`` of memory.
+
+    ``warnings``: sentences about the run, which the plan shows. ``server_s``: the part of
+    ``seconds`` in which a server starts.
+    """
+
+    seconds: float
+    bytes: int
+    warnings: tuple[str, ...] = ()
+    server_s: float = 0.0
+
+
+# Starts a turn of the arm with an index: applies its CPU budget and attributes failures to it,
+# until the context ends.
+EnterTurn = Callable[[int], AbstractContextManager[None]]
 
 
 class MachineKernels(Protocol):
@@ -58,7 +120,6 @@ class TurnContext:
 
     @property
     def turn_order(self) -> TurnOrder:
-        """The order of turns: granted, or drawn from ``order``."""
         return self.granted or RandomTurnOrder(self.order)
 
 
@@ -68,8 +129,7 @@ class NoMachineKernels:
     def pulse(self) -> None:
         """Do nothing."""
 
-    def flush(self) -> None:
-        """Do nothing."""
+    flush = pulse
 
 
 def single_arm_context(seed: int) -> TurnContext:
@@ -173,14 +233,3 @@ class CountedKind(Protocol):
 
     def units(self, experiment: Experiment) -> int:
         """Return the number of all units."""
-
-
-@runtime_checkable
-class SharedProcessKind(Protocol):
-    """A kind that compares its arms while they are measured, so all must be alive at that time.
-
-    The arms share a process, or take turns in processes of their own.
-    """
-
-    def refuse_apart(self, reason: str) -> NoReturn:
-        """Raise ``ConfigError`` (one line); ``reason``: why the arms would run in sequence."""

@@ -16,7 +16,7 @@ import pytest
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.number_format import UNKNOWN
 from labkit.analysis.statistics import difference_in_differences, permutation_test
-from labkit.analysis.studies.load_curves import METRICS
+from labkit.analysis.studies.increasing_load import METRICS
 from labkit.records import Arm, CaseRecord, Metric, Record, publish_arm, publish_records, write_json
 
 PUBLISHED = {

@@ -271,6 +271,17 @@ def test_a_module_that_raises_shows_its_traceback(tmp_path, monkeypatch, capsys)
     assert "import no_such_thing" in out and "ModuleNotFoundError" in out
 
 
+def test_a_class_that_ends_the_process_passes_no_check(tmp_path, monkeypatch, capsys):
+    """``sys.exit(0)`` was the command's exit code, 0: every check passes."""
+    code, out = run("maps", "import sys\nsys.exit(0)\n", tmp_path, monkeypatch, capsys)
+    assert code == 1 and "cannot be imported" in out and "SystemExit" in out
+    source = CLASSES["maps"].replace(
+        "    lengths = ", "    raise SystemExit(0)\n        lengths = "
+    )
+    code, out = run("maps", source, tmp_path, monkeypatch, capsys)
+    assert code == 1 and "FAIL" in out and "SystemExit" in out
+
+
 def test_a_backend_that_derives_from_nothing_needs_no_attend(tmp_path, monkeypatch, capsys):
     source = CLASSES["attention"].replace("class OneByOne", "class Paged") + (
         "\n\nclass OneByOne:\n    name, arrays, is_lazy = 'one_by_one', 'numpy', False\n"

@@ -1,35 +1,51 @@
 """Compile the kernels' intrinsics for another CPU, in a process of its own.
 
-    python compile_intrinsics.py REGISTERS TRIPLE CPU
+    python compile_intrinsics.py REGISTERS TRIPLE CPU [FEATURES]
 
-Prints JSON: for each intrinsic the vector multiply-adds in its assembly, the functions that it
-calls and the vectors that it moves to the stack. Nothing is run, and numba compiles nothing.
+Prints JSON. Without FEATURES: for each intrinsic the vector multiply-adds in its assembly, the
+functions that it calls and the vectors that it moves to the stack. With FEATURES: for each
+intrinsic of the products of int8 activations and each number of bits, the number of each
+instruction in its assembly. Nothing is run, and numba compiles nothing.
 """
 
 import inspect
 import json
 import re
 import sys
+from collections import Counter
 
 from llvmlite import binding, ir
 from numba import types
 
 from labkit.cpu.simd import register_tile_sizes
 
-REGISTERS, TRIPLE, CPU = sys.argv[1:]
+REGISTERS, TRIPLE, CPU, *FEATURES = sys.argv[1:]
 register_tile_sizes.HOST_REGISTERS = getattr(register_tile_sizes, REGISTERS)
+
+from labkit.cpu.matmul import int8_dot  # noqa: E402
+
+if FEATURES:
+    int8_dot.host_form = lambda bits: int8_dot.form_of(bits, TRIPLE, CPU, *FEATURES)
 
 from labkit.cpu.attention import (  # noqa: E402
     attention_intrinsics,
     attention_params,
     decode_attention_microkernels,
 )
-from labkit.cpu.matmul import microkernels  # noqa: E402
+from labkit.cpu.matmul import int8_microkernels, microkernels  # noqa: E402
+from labkit.cpu.simd import simd_emitter  # noqa: E402
 
-KINDS = {types.int64: ir.IntType(64), types.int32: ir.IntType(32), types.float32: ir.FloatType()}
+I64, VOID = ir.IntType(64), ir.VoidType()
+KINDS = {types.int64: I64, types.int32: ir.IntType(32), types.float32: ir.FloatType()}
 X86 = TRIPLE.startswith("x86")
 FMA = r"\tvfn?m(?:add|sub)\w+ps\t" if X86 else r"\tfml[as](?:\.4s)?\t"
 ON_STACK = r"\tv?mov[au]p[sd]\t%[xyz]mm\d+, -?\d*\(%r[sb]p" if X86 else r"\tst[rp]\tq\d+.*\[sp"
+CALLS = {
+    "quantize_row": int8_microkernels.QuantizeCall,
+    "multiply_row": int8_microkernels.RowCall,
+    "unpack_panel": int8_microkernels.UnpackCall,
+    "multiply_tile": int8_microkernels.Int8TileCall,
+}
 
 
 class Context:
@@ -37,42 +53,17 @@ class Context:
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-def lower(intrinsic, params):
-    """Return a module with the intrinsic as a function."""
-    names = list(inspect.signature(intrinsic._defn).parameters)[1:]
-    types_of_arguments = [params if name == "params" else types.int64 for name in names]
-    signature, emit = intrinsic._defn(None, *types_of_arguments)
+def assembly(kinds, emit, result=VOID):
+    """Compile a function of these types, whose code ``emit(builder, arguments)`` emits."""
     module = ir.Module("intrinsic")
     module.triple = TRIPLE
-    kinds = [KINDS.get(kind, ir.IntType(64)) for kind in signature.args]
-    result = KINDS.get(signature.return_type, ir.VoidType())
     function = ir.Function(module, ir.FunctionType(result, kinds), "intrinsic")
     builder = ir.IRBuilder(function.append_basic_block())
-    value = emit(Context(), builder, signature, function.args)
-    if isinstance(result, ir.VoidType):
+    value = emit(builder, function.args)
+    if result is VOID:
         builder.ret_void()
     else:
         builder.ret(value)
-    return module
-
-
-def lookup_module():
-    """Return a module with a function that looks up the bytes of a vector in memory."""
-    from labkit.cpu.simd import simd_emitter
-
-    module = ir.Module("lookup")
-    module.triple = TRIPLE
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)]), "lookup")
-    builder = ir.IRBuilder(function.append_basic_block())
-    code = simd_emitter.Emitter(builder)
-    (address,) = function.args
-    indices = code.load(address, 0, simd_emitter.I32_VECTOR)
-    code.store(code.lookup_bytes(range(16), indices), address)
-    builder.ret_void()
-    return module
-
-
-def assembly(module):
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     target = binding.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, opt=3)
@@ -84,7 +75,42 @@ def assembly(module):
     return target.emit_assembly(parsed)
 
 
-def main():
+def assembly_of(intrinsic, params):
+    names = list(inspect.signature(intrinsic._defn).parameters)[1:]
+    types_of_arguments = [params if name == "params" else types.int64 for name in names]
+    signature, emit = intrinsic._defn(None, *types_of_arguments)
+    return assembly(
+        [KINDS.get(kind, I64) for kind in signature.args],
+        lambda builder, arguments: emit(Context(), builder, signature, arguments),
+        KINDS.get(signature.return_type, VOID),
+    )
+
+
+def assembly_of_call(name, index):
+    """Compile an intrinsic of int8 products, with the fields of its call as the arguments."""
+    count = len(CALLS[name]._fields)
+    signature, emit = getattr(int8_microkernels, name)._defn(
+        None, types.literal(index), types.NamedUniTuple(types.int64, count, CALLS[name])
+    )
+
+    def emit_call(builder, arguments):
+        call = ir.Constant(ir.ArrayType(I64, count), ir.Undefined)
+        for i, argument in enumerate(arguments):
+            call = builder.insert_value(call, argument, i)
+        emit(Context(), builder, signature, [None, call])
+
+    return assembly([I64] * count, emit_call)
+
+
+def emit_lookup(builder, arguments):
+    """Look up the bytes of a vector in memory."""
+    code = simd_emitter.Emitter(builder)
+    (address,) = arguments
+    indices = code.load(address, 0, simd_emitter.I32_VECTOR)
+    code.store(code.lookup_bytes(range(16), indices), address)
+
+
+def facts_of_intrinsics():
     facts = {}
     for pool_dtype, struct in attention_params.PARAMS_DTYPES.items():
         params = attention_params.params_type(struct)
@@ -96,18 +122,28 @@ def main():
                     name = f"{name}:{pool_dtype}"
                 if name in facts:
                     continue
-                text = assembly(lower(intrinsic, params))
+                text = assembly_of(intrinsic, params)
                 facts[name] = {
                     "fma": len(re.findall(FMA, text)),
                     "calls": sorted(set(re.findall(r"\t(?:callq?|blr?)\t(\S+)", text))),
                     "on_stack": len(re.findall(ON_STACK, text)),
                 }
-    text = assembly(lookup_module())
+    text = assembly([I64], emit_lookup)
     facts["lookup_bytes"] = {
         "calls": re.findall(r"\t(?:callq?|blr?)\t(\S+)", text),
         "mnemonics": re.findall(r"^\t(\w+)", text, re.M),
     }
-    print(json.dumps(facts))
+    return facts
 
 
-main()
+def facts_of_int8_products():
+    keys = [(spec.element, spec.bits, spec.group_size) for spec in int8_microkernels.FORMATS]
+    facts = {}
+    for bits in int8_dot.BITS:
+        for name in CALLS:
+            text = assembly_of_call(name, keys.index(("float16", bits, 32))).replace("{vex}", "")
+            facts[f"{name}:{bits}"] = Counter(re.findall(r"^\s+([a-z]\w+)", text, re.MULTILINE))
+    return facts
+
+
+print(json.dumps(facts_of_int8_products() if FEATURES else facts_of_intrinsics()))

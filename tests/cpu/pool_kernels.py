@@ -32,11 +32,11 @@ def who(seen):
 def meet(arrived, met):
     """Run two units that wait for each other, within a limit."""
     for i in numba.prange(2):
-        code._fetch_add(arrived, 1)
+        code.fetch_add(arrived, 1)
         num_loads = 0
-        while code._load_atomic(arrived) < 2 and num_loads < 300_000_000:
+        while code.load_atomic(arrived) < 2 and num_loads < 300_000_000:
             num_loads += 1
-        met[i] = code._load_atomic(arrived) >= 2 and num_loads < 300_000_000
+        met[i] = code.load_atomic(arrived) >= 2 and num_loads < 300_000_000
 
 
 @numba.njit(cache=True)

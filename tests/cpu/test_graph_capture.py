@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from labkit.cpu.capture import graph_ops
-from labkit.cpu.capture.graph_capture import GraphCapture
+from labkit.cpu.capture.graph_capture import GraphCapture, Lifetime, place_buffers
 from labkit.cpu.capture.traced_array import TRACED_ROWS, NotCapturable, per_row
-from labkit.cpu.replay.graph_memory import Lifetime, place_buffers
 from labkit.cpu.replay.graph_replay import ExecutableGraph
 
 

@@ -9,7 +9,7 @@ import pytest
 from llvmlite import ir
 from numba import types
 
-from labkit.cpu.matmul import int8_activations, int8_dot, int8_matmul, int8_microkernels
+from labkit.cpu.matmul import int8_dot, int8_matmul, int8_microkernels
 from labkit.cpu.matmul import int8_matmul_self_test as self_test
 from labkit.cpu.matmul.packed_linear import PackedLinear
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
@@ -21,7 +21,7 @@ FORMATS = [
     pytest.param(*key, marks=() if key in FAST else pytest.mark.slow)
     for key in ((spec.element, spec.bits, spec.group_size) for spec in int8_microkernels.FORMATS)
 ]
-MORE_FORMATS = []  # of ``compiled``
+MORE_FORMATS = []  # of ``use_functions_of``
 
 
 def random(seed, *shape):
@@ -61,7 +61,7 @@ def test_a_product_and_sum_are_rounded_once():
 
 def test_activations_are_the_nearest_multiples_of_the_scale():
     x = random(0, 5, 96) * np.float32([[1e-3], [1], [1e3], [1e30], [0]])
-    rows = int8_activations.quantize(x, 32)
+    rows = self_test.quantize(x, 32)
     groups = x.reshape(5, 3, 32).astype(np.float64)
     np.testing.assert_array_equal(rows.scales, np.abs(x).reshape(5, 3, 32).max(2) / np.float32(127))
     scales = rows.scales[..., None].astype(np.float64)
@@ -73,9 +73,8 @@ def test_activations_are_the_nearest_multiples_of_the_scale():
 
 @pytest.mark.parametrize(("element", "bits", "group"), FORMATS)
 def test_products_have_the_bits_of_the_reference(element, bits, group):
-    functions = int8_matmul.int8_functions(element, bits, group)
     matrix = self_test.random_matrix(element, bits, group)
-    assert self_test.find_mismatch(functions, matrix) is None
+    assert self_test.find_mismatch(matrix) is None
     self_test.verify(element, bits, group)
 
 
@@ -84,7 +83,7 @@ def test_products_are_as_precise_as_the_activations(element, bits, group):
     matrix = self_test.random_matrix(element, bits, group)
     x, weights = random(1, 9, matrix.shape[1]), dequantized(matrix)
     out = PackedLinear([matrix], [None], activations="int8").multiply(x)[0]
-    scales = int8_activations.quantize(x, group).scales.astype(np.float64)
+    scales = self_test.quantize(x, group).scales.astype(np.float64)
     limit = 0.5001 * np.repeat(scales, group, axis=1) @ np.abs(weights).T
     error = np.abs(out - x.astype(np.float64) @ weights.T)
     assert (error <= limit).all() and error.max() > 1e-3 * limit.max()
@@ -130,21 +129,23 @@ def test_weights_of_other_formats_are_multiplied_in_float32():
     np.testing.assert_allclose(packed.take(ids), dequantized(matrix)[ids], rtol=1e-6)
 
 
-def compiled(monkeypatch, spec, *, tag):
-    """Compile the functions of a format, without numba's cache.
+def use_functions_of(monkeypatch, spec, *, tag):
+    """Compile the functions of a format, without numba's cache, and let products use them.
 
     Every format has an index of its own, because numba compiles an intrinsic once per index.
     """
 
-    def compile_function(function, arguments, *constants):
+    def compile_function(function, *constants):
         function.__qualname__ = "_".join([function.__name__, tag, *map(str, constants)])
-        return numba.cfunc(types.void(*[types.int64] * arguments))(function)
+        arguments = [types.int64] * function.__code__.co_argcount
+        return numba.cfunc(types.void(*arguments))(function)
 
     MORE_FORMATS.append(spec)
     monkeypatch.setattr(int8_microkernels, "FORMATS", [*int8_microkernels.FORMATS, *MORE_FORMATS])
     monkeypatch.setattr(int8_matmul, "FORMATS", int8_microkernels.FORMATS)
     monkeypatch.setattr(int8_matmul, "compile_function", compile_function)
-    return int8_matmul.compile_functions(len(int8_microkernels.FORMATS) - 1)
+    functions = int8_matmul.compile_functions(len(int8_microkernels.FORMATS) - 1)
+    monkeypatch.setattr(int8_matmul, "int8_functions", lambda *_: functions)
 
 
 def spec_with(form, group=32):
@@ -172,9 +173,9 @@ def test_other_cpus_forms_have_the_same_bits(monkeypatch, bits, offset):
     form = int8_dot.generic(bits)
     if offset:
         form = dataclasses.replace(form, add=add_signed, weight_offset=offset if bits == 8 else 0)
-    functions = compiled(monkeypatch, spec_with(form), tag=f"offset{offset}")
+    use_functions_of(monkeypatch, spec_with(form), tag=f"offset{offset}")
     matrix = self_test.random_matrix("float16", bits, 32)
-    assert self_test.find_mismatch(functions, matrix) is None
+    assert self_test.find_mismatch(matrix) is None
 
 
 def saturating(form):
@@ -187,32 +188,32 @@ def saturating(form):
         if sums is None:
             return total
         function = code.declared("llvm.sadd.sat.v16i16", name)
-        halves = [int8_dot._split(code, vector, 8) for vector in (sums, total)]
+        halves = [code.split(vector, 8) for vector in (sums, total)]
         parts = [code.builder.call(function, pair) for pair in zip(*halves, strict=True)]
-        return int8_dot._join(code, parts)
+        return code.join(parts)
 
     return dataclasses.replace(form, add=add, max_terms=1 << 30)
 
 
 def test_a_lost_sign_is_caught(monkeypatch):
-    store = int8_activations._emit_store
+    store = int8_microkernels._emit_store
 
     def store_unsigned(code, form, integers, *place):
         store(code, form, code.builder.and_(integers, code.integer_constant(0x7F)), *place)
 
-    monkeypatch.setattr(int8_activations, "_emit_store", store_unsigned)
-    functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="unsigned")
+    monkeypatch.setattr(int8_microkernels, "_emit_store", store_unsigned)
+    use_functions_of(monkeypatch, spec_with(int8_dot.host_form(4)), tag="unsigned")
     matrix = self_test.random_matrix("float16", 4, 32)
-    assert "not" in self_test.find_mismatch(functions, matrix)
+    assert "not" in self_test.find_mismatch(matrix)
 
 
 @pytest.mark.skipif(int8_dot.host_form(4).name != "pairs256", reason="needs AVX2 without VNNI")
 def test_a_saturating_sum_is_caught(monkeypatch):
     """Groups of 128 exceed an int16 only if activations and weights are the largest."""
     form = saturating(int8_dot.host_form(4))
-    functions = compiled(monkeypatch, spec_with(form, 128), tag="saturating")
+    use_functions_of(monkeypatch, spec_with(form, 128), tag="saturating")
     matrix = self_test.random_matrix("float16", 4, 128)
-    assert "not" in self_test.find_mismatch(functions, matrix)
+    assert "not" in self_test.find_mismatch(matrix)
 
 
 def test_another_groups_scale_is_caught(monkeypatch):
@@ -224,9 +225,9 @@ def test_another_groups_scale_is_caught(monkeypatch):
         )[1]
 
     monkeypatch.setattr(int8_microkernels, "_row_parts", first_header)
-    functions = compiled(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
+    use_functions_of(monkeypatch, spec_with(int8_dot.host_form(4)), tag="first_scale")
     matrix = self_test.random_matrix("float16", 4, 32)
-    assert "not" in self_test.find_mismatch(functions, matrix)
+    assert "not" in self_test.find_mismatch(matrix)
 
 
 def test_a_mismatch_at_load_says_what_to_set(monkeypatch):

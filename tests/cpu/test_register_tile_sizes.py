@@ -41,9 +41,9 @@ def test_a_tile_fits_the_registers(cpu, rows, vectors):
     assert height == rows or (height + 2) * in_registers + 1 > cpu.count
 
 
-def compiled_facts(*target, script="compile_intrinsics.py"):
+def compiled_facts(*target):
     done = subprocess.run(
-        [sys.executable, TEST_DIR / script, *target],
+        [sys.executable, TEST_DIR / "compile_intrinsics.py", *target],
         capture_output=True,
         text=True,
         timeout=120,
@@ -99,7 +99,7 @@ def test_every_intrinsic_compiles_for_another_cpu(name, triple, cpu):
 )
 def test_integer_products_compile_for_another_cpu(name, triple, cpu, features, instructions):
     """Nothing is run. A dot product is one instruction, for each operand and register of a tile."""
-    facts = compiled_facts(name, triple, cpu, features, script="compile_int8_products.py")
+    facts = compiled_facts(name, triple, cpu, features)
     registers, tile_rows = LANES // ALL[name].lanes, 8 if ALL[name].lanes == LANES else 4
     vectors = 2 if ALL[name].lanes == LANES else 1
     for bits, instruction in zip((4, 8), instructions, strict=True):

@@ -104,8 +104,8 @@ GONE, BACK = gone.ctypes.data, come_back.ctypes.data
 
 @numba.cfunc("void(int32)")
 def hold(_number):
-    code._fetch_add(GONE, 1)
-    while code._load_atomic(BACK) == 0:
+    code.fetch_add(GONE, 1)
+    while code.load_atomic(BACK) == 0:
         pass
 
 libc, x, seen = ctypes.CDLL(None), np.zeros(1000), np.zeros(64)

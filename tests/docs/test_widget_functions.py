@@ -33,7 +33,7 @@ from labkit.kernel_constants import BQ
 from labkit.machine.facts.macos import WiredSettings
 from labkit.machine.facts.memory_capacity import SIMULATED_MACS, simulated_mac
 from labkit.machine.facts.wired_advice import advise
-from labkit.workload.video import clip_synthesis, event_visibility, frame_selection
+from labkit.workload.video import clip_synthesis, frame_selection
 
 pytestmark = pytest.mark.skipif(not javascript.HAS_JAVASCRIPT, reason=javascript.NO_JAVASCRIPT)
 INPUTS = 1_000
@@ -146,7 +146,7 @@ def context_inputs(draw):
 def context_result(given):
     clip = config.Clip(**given["made"])
     scene = next(islice(clip_synthesis.scenes(clip), given["frame"], None))
-    visible = [event.visible(given["picks"]) for event in event_visibility.planted(clip)]
+    visible = [event.visible(given["picks"]) for event in clip_synthesis.planted(clip)]
     return [visible, scene._asdict()]
 
 
@@ -184,8 +184,10 @@ def budget_result(given):
     if not isinstance(planned, BudgetRefusal):
         return [[planned.ceiling, planned.blocks], None, outcome, texts]
     fraction = dict(planned.settings).get("engine.budget.fraction")
-    direction = planned.direction if planned.settings else ""  # what the message says
-    refused = {"fraction": fraction, "direction": direction, "otherwise": planned.otherwise}
+    text = planned.message
+    direction = next((end for end in ("or more", "or less") if text.endswith(end)), "")
+    otherwise = "" if planned.settings else text[text.index("no setting fits") :]
+    refused = {"fraction": fraction, "direction": direction, "otherwise": otherwise}
     return [None, refused, outcome, texts]
 
 
@@ -358,7 +360,7 @@ def test_a_wrong_formula_in_python_is_noticed(monkeypatch):
 def test_exact_frames_of_the_article_s_clip_show_all_events_from_6_on():
     name, clip = next(iter(out_of_context.data()["clips"].items()))
     assert name == out_of_context.FIRST and clip["keyframes"] == [0]
-    events = [event_visibility.Event(**event) for event in clip["events"]]
+    events = [clip_synthesis.Event(**event) for event in clip["events"]]
     picks = [frame_selection.positions(clip["length"], budget) for budget in range(1, 17)]
     shown = [sum(event.visible(one) for event in events) for one in picks]
     assert shown == [0, 1, 1, 2, 2, *[3] * 11]
@@ -368,7 +370,7 @@ def test_exact_frames_of_the_article_s_clip_show_all_events_from_6_on():
 def test_the_article_s_events_are_39_different_ones():
     made = OmegaConf.load(out_of_context.CONF)["made"]
     clips = [config.Clip(**one) for one in made]
-    events = [(clip.length, event) for clip in clips for event in event_visibility.planted(clip)]
+    events = [(clip.length, event) for clip in clips for event in clip_synthesis.planted(clip)]
     assert (len(events), len(set(events))) == (111, 39)
 
 

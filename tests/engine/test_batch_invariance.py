@@ -7,6 +7,7 @@ from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.numpy_port.model_conversion import Conversion
+from labkit.engine.sampling import sampler
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 rng = np.random.default_rng(3)
@@ -49,23 +50,23 @@ def make(path, blocks=64, attention=None, step=None, **scheduler):
 
 def logits_of(engine, names=tuple(PROMPTS), preempt_every=0):
     """Serve, and return the bytes of every request's logits, token by token."""
-    seen, sample, steps = {}, engine._loop._sampler, 0
+    seen, sample, steps = {}, sampler.sample_rows, 0
 
     def capture(logits, states):
         for row, state in zip(logits[: len(states)], states, strict=True):
             seen[state.request_id, state.num_tokens] = row.tobytes()
         return sample(logits, states)
 
-    engine._loop._sampler = capture
-    for name in names:
-        engine.submit(Request(name, PROMPTS[name], PARAMS))
-    while engine.has_work():
-        engine.step()
-        engine.check()
-        steps += 1
-        if preempt_every and steps % preempt_every == 0:
-            engine._scheduler.preempt(names[steps // preempt_every % len(names)])
-    engine._loop._sampler = sample
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "sample_rows", capture)
+        for name in names:
+            engine.submit(Request(name, PROMPTS[name], PARAMS))
+        while engine.has_work():
+            engine.step()
+            engine.check()
+            steps += 1
+            if preempt_every and steps % preempt_every == 0:
+                engine._scheduler.preempt(names[steps // preempt_every % len(names)])
     assert len(seen) == PARAMS.max_tokens * len(names)
     return seen
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -316,6 +317,39 @@ def test_several_tokens_of_a_request_in_one_step(llm, monkeypatch):
     assert out.token_ids == whole.token_ids[: len(out.token_ids)]
     assert llm.generate("Once", LONG)[0].text == whole.text
     assert idle(llm)
+
+
+def test_the_lower_priority_is_served_first(tiny):
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    with LLM(tiny, max_num_seqs=1, queue="priority", blocks=50) as llm:
+
+        def order(priority):
+            outputs = llm.stream(["One", "Two", "Three"], params, priority)
+            return [int(output.request_id) % 3 for output in outputs if output.finish_reason]
+
+        assert order([1, 0, -1]) == [2, 1, 0]
+        assert order(np.array([1, 0, 1])) == [1, 0, 2]
+        assert order(7) == [0, 1, 2]
+        llm.generate(["One", "Two"], params, priority=[3, 2])
+        assert llm.counters()["queue.priority"] == 2 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    ("priority", "reason"),
+    [
+        (1, '^priority=1: the queue is fcfs; set queue="priority" or a class of your own$'),
+        ([0, -3], "^priority=-3: the queue is fcfs"),
+        ([0], "prompts and priorities must be equally many, not 2 and 1"),
+        (None, "^priority: None is not an integer"),
+        (["high", 0], "^priority: 'high' is not an integer"),
+    ],
+)
+def test_a_priority_that_would_change_nothing_is_refused(llm, priority, reason):
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(EngineError, match=reason) as caught:
+            call(["One", "Two"], priority=priority)
+        assert "\n" not in str(caught.value)
+    assert len(llm.generate(["One", "Two"], SamplingParams(max_tokens=1), priority=[0, 0])) == 2
 
 
 def test_streams_read_alternately_share_the_engine(llm):

@@ -318,8 +318,9 @@ def test_a_closed_engine_keeps_neither_model_nor_draft_model(collect):
     assert [reference() for reference in references] == [None, None]
 
 
-def test_a_closed_engine_serves_nothing():
-    engine, _ = make_engine()
+@pytest.mark.parametrize("pipeline", ["sync", "overlap"])
+def test_a_closed_engine_serves_nothing(pipeline):
+    engine, _ = make_engine(pipeline=pipeline)
     engine.submit(request("a", [1, 2], 3))
     engine.close()
     assert not engine.has_work()

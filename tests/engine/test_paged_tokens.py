@@ -106,10 +106,10 @@ def test_a_model_runs_on_mlx_where_its_attention_runs_on_metal(model_dir):
     from labkit.engine.runner.packed_forward import choose_forward
 
     chosen = [choose_forward(load_model(model_dir("llama")), device) for device in config.Device]
-    assert [choice.forward.name for choice in chosen] == [
+    assert [forward.name for forward in chosen] == [
         "numpy" if device is config.Device.cpu else "mlx" for device in config.Device
     ]
-    assert any("device=metal" in (choice.reason or "") for choice in chosen)
+    assert any("device=metal" in (forward.conversion.reason or "") for forward in chosen)
 
 
 @pytest.mark.parametrize("make", [create, create_mlx])

@@ -36,16 +36,20 @@ REFUSED = {
     "prompt_logprobs": (-1, 1.5),
     "max_tokens": (0, 1.5, None),
     "seed": (-1, 1 << 64, 1.5),
-    "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}),
-    "stop": ("", ["a", ""], [1]),
-    "stop_token_ids": ((1.5,), ("a",)),
+    "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}, None, [1, 2], np.zeros((2, 2))),
+    "stop": ("", ["a", ""], [1], None, 5),
+    "stop_token_ids": ((1.5,), ("a",), None, 2),
 }
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_parameter_is_accepted_within_its_limits_and_refused_beyond(name):
+def test_a_parameter_is_accepted_within_its_limits(name):
     for value in ACCEPTED[name]:
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_parameter_is_refused_beyond_its_limits_and_of_another_type(name):
     for value in REFUSED[name]:
         with pytest.raises(ValueError, match=rf"^{name}") as refused:
             SamplingParams(**{name: value})
@@ -57,6 +61,9 @@ def test_ids_to_score_need_scores():
     assert SamplingParams(prompt_logprobs=0, prompt_logprob_ids=ids).prompt_logprob_ids is ids
     with pytest.raises(ValueError, match="prompt_logprob_ids needs prompt_logprobs"):
         SamplingParams(prompt_logprob_ids=ids)
+    for wrong in ([[1]], 1, np.zeros((1, 1))):
+        with pytest.raises(ValueError, match="prompt_logprob_ids: not a NumPy array of integers"):
+            SamplingParams(prompt_logprobs=0, prompt_logprob_ids=wrong)
 
 
 @pytest.mark.parametrize(

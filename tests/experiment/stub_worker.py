@@ -25,11 +25,11 @@ from labkit.experiment.worker import __main__ as worker
 from labkit.experiment.worker import worker_stages
 from labkit.machine.facts import fingerprint
 from labkit.records import CaseRecord, Metric
-
-# These outlive their package, which is replaced below.
-from labkit.workload.measurement import CasePilot, InvalidOutput, Measurement, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import Part
+
+# These outlive their package, which is replaced below.
+from labkit.workload.workload_protocols import CasePilot, InvalidOutput, Measurement, StaleOutput
 
 compilers = []  # called at a compilation, as numba does
 

@@ -11,12 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from planted_cells import caveats
-from planted_runs import OUTPUTS, PlantedRuns, kernel_fields
+from planted_runs import OUTPUTS, Notes, PlantedRuns, kernel_fields
 
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Isolation
-from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import blocks_per_cell, cell_runner, rounds_per_block
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import refuse_changes
@@ -88,14 +87,6 @@ def clock(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: Piloted.clock.now)
     for module in (blocks_per_cell, cell_runner, rounds_per_block):
         monkeypatch.setattr(module, "time", clock)
-
-
-class Notes(Progress):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, line):
-        self.lines.append(line)
 
 
 @pytest.fixture
@@ -252,14 +243,10 @@ def test_a_case_that_the_pilot_skips_is_in_every_run(make):
 
 
 def test_the_same_command_continues_without_another_pilot(make):
-    class Dies(Piloted):
-        def launch(self, runs, cell):
-            if runs[0].block == 3:
-                raise KeyboardInterrupt
-            return super().launch(runs, cell)
-
+    dies = Piloted()
+    dies.dies_in = 3
     with pytest.raises(KeyboardInterrupt):
-        run(make(), Dies())
+        run(make(), dies)
     kept = (make().dir / blocks_per_cell.ALLOCATION).read_bytes()
     again = Piloted()
     run(make(), again)
@@ -269,14 +256,10 @@ def test_the_same_command_continues_without_another_pilot(make):
 
 
 def test_a_continued_study_has_the_estimates_of_the_interrupted_one(make):
-    class Dies(Piloted):
-        def launch(self, runs, cell):
-            if runs[0].block == 9:  # after the case out of reach has ended
-                raise KeyboardInterrupt
-            return super().launch(runs, cell)
-
+    dies = Piloted()
+    dies.dies_in = 9  # after the case out of reach has ended
     with pytest.raises(KeyboardInterrupt):
-        run(make(), Dies())
+        run(make(), dies)
     run(make(), Piloted())
     assert read_cell(make().dir)["design"]["estimates"].keys() == {"heavy"}
     analysis = AnalysisCache().cell(make().dir)

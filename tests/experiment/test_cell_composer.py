@@ -1,12 +1,15 @@
 """The cell composer: arms and their overrides, errors in one line."""
 
+import importlib
 import json
 import sys
+import zipfile
 from dataclasses import replace
 
 import pytest
 
 from labkit.config import ConfigError, DType, Model, extras
+from labkit.experiment.compose import cell_composer
 from labkit.experiment.compose.cell_composer import obstacles, to_cell
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
@@ -206,7 +209,8 @@ def test_blocks_that_are_added_move_the_last_look_that_followed_from_the_time(
         refuse_changes(added)
         assert looks_of(added) == [(15, 0.01), (blocks, 0.04)]
         write_manifest(added, blocks)
-    with pytest.raises(ConfigError, match=r"blocks was 48, now 24: blocks can only be added"):
+    message = r"blocks was 48, now 24: blocks can only be added \(set design\.blocks=48 to continue"
+    with pytest.raises(ConfigError, match=message):
         refuse_changes(cell())
 
 
@@ -215,3 +219,21 @@ def test_the_last_look_of_a_sequential_design_follows_its_blocks(composed, tmp_p
     for more, blocks in (((), 30), (("design.blocks=40",), 40)):
         cell = to_cell(composed("ablation=seq_map", "design=sequential", *more), tmp_path)
         assert looks_of(cell) == [*early, (blocks, 0.02)]
+
+
+def test_a_class_may_lie_in_a_zip_file_or_where_its_package_says(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as file:
+        for name in ("__init__.py", "maps.py"):
+            file.writestr(f"mine_zipped/{name}", "")
+    for name in ("mine_moved", "elsewhere", "mine_plain"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / "elsewhere" / "maps.py").write_text("")
+    path = f"__path__ = [{str(tmp_path / 'elsewhere')!r}]\n"
+    (tmp_path / "mine_moved" / "__init__.py").write_text(path)
+    for entry in (tmp_path, tmp_path / "mine.zip"):
+        monkeypatch.syspath_prepend(str(entry))
+    for module in ("mine_zipped.maps", "mine_moved.maps"):
+        assert importlib.import_module(module)
+        assert cell_composer._is_importable(module)
+    assert not cell_composer._is_importable("mine_plain.maps")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,8 @@ def test_a_study_with_letters_of_any_script_in_its_name_keeps_it(tmp_path):
     (tmp_path / "model.path=да").mkdir()
     assert cell_name(["model.path=да", f"out={tmp_path}"]) == "model.path=да"
     assert cell_name(["model.path=дом", f"out={tmp_path}"]) == "model.path=___"
+    (tmp_path / "Ann's" / "model.path=да").mkdir(parents=True)
+    assert cell_name(["model.path=да", rf"out='{tmp_path}/Ann\'s'"]) == "model.path=да"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,26 @@ def test_a_cell_is_continued_with_another_value_of_an_option_that_may_change(tmp
     for now in ([], ["design.timeout_s=900"], ["design.across_hosts=true", "design.blocks=9"]):
         assert cell_name([*now, *more, f"out={tmp_path}"]) == begun
     assert cell_name([*more, "seed=2", "design.timeout_s=60", f"out={tmp_path}"]) != begun
+
+
+def test_a_command_of_many_cells_reads_each_manifest_once(tmp_path, monkeypatch):
+    """Each cell read those of all others."""
+    for seed in range(20):
+        cell = tmp_path / f"design.timeout_s=60,seed={seed}"
+        cell.mkdir()
+        overrides = ["design.timeout_s=60", f"seed={seed}"]
+        (cell / "cell.json").write_text(json.dumps({"overrides": overrides}))
+    reads, read_text = [], Path.read_text
+
+    def read_and_note(path, encoding):
+        reads.append(path)
+        return read_text(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", read_and_note)
+    for seed in range(20):
+        name = cell_name([f"seed={seed}", "design.timeout_s=9", f"out={tmp_path}"])
+        assert name == f"design.timeout_s=60,seed={seed}"
+    assert len(reads) == len(set(reads)) == 20
 
 
 def test_a_cell_from_before_its_experiment_swept_models_keeps_its_name(tmp_path):

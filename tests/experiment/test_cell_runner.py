@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from planted_runs import PlantedRuns
+from planted_runs import Notes, PlantedRuns
 
 from labkit.config import ConfigError, Isolation
 from labkit.experiment import Interrupted, StudyError
@@ -290,15 +290,8 @@ def test_an_arm_is_run_on_if_a_run_succeeded_or_another_arm_ended_them(make_cell
 
 
 def test_a_compilation_inside_a_measurement_is_reported(make_cell, launcher, monkeypatch):
-    class Noted(Progress):
-        def __init__(self) -> None:
-            self.lines = []
-
-        def note(self, line: str) -> None:
-            self.lines.append(line)
-
     monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:compile:seq_map")
-    progress, cell = Noted(), make_cell(control=False)
+    progress, cell = Notes(), make_cell(control=False)
     run_cell(cell, launcher, progress)
     message = [line for line in progress.lines if "compiled while measuring" in line]
     (name,) = [run.name for run in cell.schedule() if run.arm == "seq_map"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from git_command import git
 
 from labkit import config
 from labkit.config import ConfigError, Experiment, OpenAIServer
@@ -15,12 +16,6 @@ from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.exported_revision import ExportedRevision, RevisionError
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.machine.facts import code_revision
-
-
-def git(folder, *words):
-    who = ["-c", "user.name=n", "-c", "user.email=e"]
-    done = subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
-    return done.stdout.decode().strip()
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +310,7 @@ def test_an_arm_s_own_modules_are_its_classes_its_kind_of_workload_and_its_progr
         asked.append(arguments[1:])
         raise ConfigError("enough")
 
-    monkeypatch.setattr(cell_composer, "imports_of", imports_of)
+    monkeypatch.setattr(cell_composer.python_environment, "imports_of", imports_of)
     repository.commit(mine_toy=1)
     environment = {"revision": "HEAD", "repository": str(repository.folder)}
     server = {"preset": "other", "command": "{python} -m mine.server {port}"}

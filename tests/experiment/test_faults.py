@@ -215,7 +215,7 @@ STUDY = textwrap.dedent(
     cell = cell_runner.ReadyCell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
     launcher = cell_runner.WorkerLauncher((sys.executable, str(STUB)))
     try:
-        cell_runner.run_cell(cell, launcher, progress_display.create_progress())
+        cell_runner.run_cell(cell, launcher, progress_display.create_progress(sys.stderr))
     except Interrupted as stop:
         print("interrupted", stop, flush=True)
         sys.exit(130)

@@ -151,6 +151,19 @@ def test_a_study_whose_modules_have_an_earlier_version_s_names_continues(files, 
         refuse_changed_inputs(package)
 
 
+def test_a_module_that_is_gone_is_missed_under_its_earlier_name(files, package):
+    def as_named_earlier(inputs):
+        digests = list(inputs.values())
+        return {f"{BACKEND}/__init__.py": digests[0], f"{BACKEND}/part.py": digests[1]}
+
+    rewrite_inputs(package, as_named_earlier)
+    (files / "mine_package" / "part.py").unlink()
+    with pytest.raises(ConfigError, match=r"file of .*backend/part.py was changed: .* now absent"):
+        refuse_changed_inputs(package)
+    with pytest.raises(RecordError, match=r"no file of .*backend/part.py here"):
+        archive._sources([package.dir])
+
+
 def test_an_earlier_version_listed_no_class_of_an_arm_with_a_revision():
     arm = Arm("a", "arm", {}, {}, inputs={"model.path": "0"}, environment={"revision": "0" * 40})
     now = {"model.path": "0", "engine.name/plain.py": "1", "workload.kind/mine/kinds.py": "2"}

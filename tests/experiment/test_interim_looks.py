@@ -8,13 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from planted_runs import PlantedRuns, kernel_fields
+from planted_runs import Notes, PlantedRuns, kernel_fields
 
 from labkit import analysis, config
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, PlannedLook
 from labkit.experiment import StudyError
-from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_runner import unfinished
 from labkit.machine.facts import fingerprint
@@ -43,6 +42,11 @@ class Planted(PlantedRuns):
         return kernel_fields(100 * math.exp(log)) | {"outcome": self.outcome, "detail": detail}
 
 
+class OnThisHost(Planted):
+    def fields(self, run, cell):
+        return super().fields(run, cell) | {"environment": {"host": fingerprint.host_hash()}}
+
+
 def run_cell(cell, *others, analysis=None, **more):
     return cell_runner.run_cell(cell, *others, analysis=analysis or AnalysisCache(), **more)
 
@@ -65,10 +69,8 @@ def test_a_clear_effect_ends_the_study_at_the_first_look(make):
     assert outcome.ran == len(read_runs(cell.dir)) == 8 * 3
     analysis.write_cell(cell.dir)
     kept = design_of(cell)
-    assert (kept["blocks"], kept["looks_taken"]) == (
-        8,
-        [{"blocks": 8, "alpha": 0.02, "decided": True}],
-    )
+    assert kept["blocks"] == 8
+    assert kept["looks_taken"] == [{"blocks": 8, "alpha": 0.02, "decided": True}]
     assert kept["looks"] == [config.to_plain(look) for look in LOOKS]
     data = analysis.analyse_cell(cell.dir)
     assert "worse" in {c["verdict"] for c in data["rows"][0]["comparisons"]}
@@ -83,17 +85,39 @@ def test_a_stopped_study_stays_stopped(make):
 
 
 def test_a_study_that_a_look_has_ended_is_finished_on_every_host(make, monkeypatch):
-    class Here(Planted):
-        def fields(self, run, cell):
-            return super().fields(run, cell) | {"environment": {"host": fingerprint.host_hash()}}
-
-    run_cell(make(), Here(0.1, 0.002))
+    run_cell(make(), OnThisHost(0.1, 0.002))
     monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
     for redo in (False, True):
-        assert run_cell(make(), Here(0.1, 0.002), redo_failed=redo).ran == 0
+        assert run_cell(make(), OnThisHost(0.1, 0.002), redo_failed=redo).ran == 0
     next(make().paths.runs.glob("b03-*.json")).unlink()
     with pytest.raises(StudyError, match="but this is host elsewhere"):
-        run_cell(make(), Here(0.1, 0.002))
+        run_cell(make(), OnThisHost(0.1, 0.002))
+
+
+def test_a_study_grown_past_its_last_look_is_not_finished(make, monkeypatch):
+    cell, grown = (make(looks=LOOKS[:2], blocks=blocks) for blocks in (12, 16))
+    last = SimpleNamespace(undecided_cases=lambda _: ["a"] * (len(read_runs(cell.dir)) < 12 * 3))
+    run_cell(cell, OnThisHost(0.1, 0.002), analysis=last)
+    analysis.write_cell(cell.dir)
+    assert [look["decided"] for look in design_of(cell)["looks_taken"]] == [False, False, True]
+    assert (len(unfinished(cell)), len(unfinished(grown))) == (0, 4 * 3)
+    before = (cell.dir / "cell.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+        with pytest.raises(StudyError, match="but this is host elsewhere"):
+            run_cell(grown, OnThisHost(0.1, 0.002))
+    assert (cell.dir / "cell.json").read_bytes() == before
+    assert run_cell(grown, OnThisHost(0.1, 0.002)).ran == 4 * 3
+
+
+def test_a_host_that_may_not_continue_a_study_declares_no_blocks(make, monkeypatch):
+    """As when another version of labkit leaves open what was decided at the look."""
+    run_cell(make(), OnThisHost(0.1, 0.002))
+    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    undecided = SimpleNamespace(undecided_cases=lambda _: ["a"])
+    with pytest.raises(StudyError, match="but this is host elsewhere"):
+        run_cell(make(), OnThisHost(0.1, 0.002), analysis=undecided)
+    assert design_of(make())["blocks"] == 8
 
 
 def test_noise_continues_to_the_last_look(make):
@@ -127,13 +151,7 @@ def test_one_decided_row_does_not_end_the_study(make):
     cell = make(margin_pct=0.5)
     assert run_cell(cell, TwoRows(0.2, 0.002)).ran == 12 * 3
     assert not any(taken["decided"] for taken in design_of(cell)["looks_taken"])
-    words = [
-        c["verdict"]
-        for row in analysis.analyse_cell(cell.dir)["rows"]
-        for c in row["comparisons"]
-        if c["arm"] == "seq_map"
-    ]
-    assert words == ["worse", "inconclusive"]
+    assert words(cell) == ["worse", "inconclusive"]
 
 
 def test_failed_runs_decide_nothing(make):
@@ -153,14 +171,10 @@ def test_a_look_is_taken_only_on_its_own_blocks(make):
         looked.append(len(read_runs(cell_dir)) // 3)
         return ["row"]
 
-    class Dies(Planted):
-        def record(self, run, cell):
-            if run.block == 9:
-                raise KeyboardInterrupt
-            return super().record(run, cell)
-
+    dies = Planted(0.0, 0.1)
+    dies.dies_in = 9
     with pytest.raises(KeyboardInterrupt):
-        run_cell(make(), Dies(0.0, 0.1), analysis=SimpleNamespace(undecided_cases=decided))
+        run_cell(make(), dies, analysis=SimpleNamespace(undecided_cases=decided))
     assert (looked, design_of(make())["blocks"]) == ([8], 10)
     assert len(unfinished(make())) == 3 * 3
     run_cell(make(), Planted(0.0, 0.1), analysis=SimpleNamespace(undecided_cases=decided))
@@ -217,43 +231,29 @@ def test_more_blocks_move_only_the_last_look(make):
     early = [PlannedLook(8, 0.02)]
     run_cell(make(looks=early, blocks=10), Planted(0.0, 0.1))
     assert run_cell(make(looks=early, blocks=12), Planted(0.0, 0.1)).ran == 2 * 3
-    with pytest.raises(ConfigError, match=r"design\.looks was"):
-        run_cell(make(looks=[PlannedLook(8, 0.01)], blocks=13), Planted(0.0, 0.1))
-    with pytest.raises(ConfigError, match=r"design\.looks was"):
-        run_cell(make(looks=[PlannedLook(9, 0.02)], blocks=13), Planted(0.0, 0.1))
-    with pytest.raises(ConfigError, match=r"design\.looks was"):
-        run_cell(make(looks=[], blocks=13), Planted(0.0, 0.1))
+    for looks in ([PlannedLook(8, 0.01)], [PlannedLook(9, 0.02)], []):
+        with pytest.raises(ConfigError, match=r"design\.looks was"):
+            run_cell(make(looks=looks, blocks=13), Planted(0.0, 0.1))
 
 
 def test_a_block_is_one_thing_in_every_isolation(make):
     """And has one run of each arm where arms take turns, because a process is one sample."""
     cell = make()
 
-    def run_as(design):
-        return replace(cell, design=design).design
-
     looks = [PlannedLook(8, 0.02)]
     ends = [(8, 0.02), (12, 0.03)]
     for isolation in (i for i in config.Isolation if i is not config.Isolation.auto):
         design = config.Design(blocks=12, isolation=isolation, looks=looks)
-        run = run_as(design)
+        run = replace(cell, design=design).design
         assert (run.blocks, run.runs_per_block) == (12, 1)
         assert [(look.blocks, look.alpha) for look in run.looks] == ends
-        assert run_as(run) == run
+        assert replace(cell, design=run).design == run
         pairs = config.Design(blocks=6, runs_per_block=2, isolation=isolation)
         if isolation is config.Isolation.process:
-            assert run_as(pairs) == pairs
+            assert replace(cell, design=pairs).design == pairs
         else:
             with pytest.raises(ConfigError, match=r"runs_per_block=1 and design\.blocks=12"):
-                run_as(pairs)
-
-
-class RecordedNotes(Progress):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, what: str) -> None:
-        self.notes.append(what)
+                replace(cell, design=pairs)
 
 
 def test_blocks_added_after_results_were_shown_are_exploratory(make):
@@ -261,18 +261,18 @@ def test_blocks_added_after_results_were_shown_are_exploratory(make):
     first = make(blocks=8, looks=[])
     run_cell(first, Planted(0.2, 0.002))
     assert first.dir and analysis.write_cell(first.dir)["design"]["shown"] == [8]
-    assert words(first) == {"worse"}
-    more, progress = make(blocks=10, looks=[]), RecordedNotes()
+    assert words(first) == ["worse"]
+    more, progress = make(blocks=10, looks=[]), Notes()
     assert run_cell(more, Planted(0.2, 0.002), progress).ran == 2 * 3
-    assert any("design.looks at 8 and 10 blocks" in note for note in progress.notes)
+    assert any("design.looks at 8 and 10 blocks" in note for note in progress.lines)
     for _ in range(2):
         data = analysis.write_cell(more.dir)
-        assert data["design"]["shown"] == [8, 10] and words(more) == {"estimate_only"}
+        assert data["design"]["shown"] == [8, 10] and words(more) == ["estimate_only"]
         (comparison, _) = data["rows"][0]["comparisons"]
         assert comparison["reason"].endswith("after results were shown (8 -> 10)")
         assert comparison["p_adjusted"] is None and comparison["ci_low_pct"] is None
         assert comparison["effect_pct"] == pytest.approx(22, abs=1)
-    assert progress.notes and run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002)).ran == 0
+    assert progress.lines and run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002)).ran == 0
 
 
 def test_an_old_study_without_the_note_is_exploratory_too(make):
@@ -282,37 +282,32 @@ def test_an_old_study_without_the_note_is_exploratory_too(make):
     del data["design"]["shown"]
     write_json(cell.dir / "cell.json", data)
     run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002))
-    assert words(cell) == {"estimate_only"}
+    assert words(cell) == ["estimate_only"]
 
 
 def test_an_interrupted_study_was_not_shown_and_continues(make):
-    class Dies(Planted):
-        def record(self, run, cell):
-            if run.block == 7:
-                raise KeyboardInterrupt
-            return super().record(run, cell)
-
-    cell = make(blocks=8, looks=[])
+    cell, dies = make(blocks=8, looks=[]), Planted(0.2, 0.002)
+    dies.dies_in = 7
     with pytest.raises(KeyboardInterrupt):
-        run_cell(cell, Dies(0.2, 0.002))
+        run_cell(cell, dies)
     assert analysis.write_cell(cell.dir)["design"]["shown"] == []  # whoever rebuilds a report
-    assert words(cell) == {"estimate_only"}
+    assert words(cell) == ["estimate_only"]
     run_cell(make(blocks=8, looks=[]), Planted(0.2, 0.002))
-    assert words(cell) == {"worse"}
+    assert words(cell) == ["worse"]
 
 
 def test_a_study_may_grow_from_look_to_look(make):
     run_cell(make(blocks=8), Planted(0.005, 0.01))
     analysis.write_cell(make().dir)
-    progress = RecordedNotes()
+    progress = Notes()
     run_cell(make(blocks=12), Planted(0.005, 0.01), progress)
     data = analysis.write_cell(make().dir)
     assert data["design"]["shown"] == [8, 12]
-    assert words(make()) != {"estimate_only"}
-    assert not any("exploratory" in note for note in progress.notes)
+    assert words(make()) != ["estimate_only"]
+    assert not any("exploratory" in note for note in progress.lines)
 
 
 def words(cell):
-    """The comparison of the arm."""
+    """The verdict on the arm in every row."""
     rows = analysis.analyse_cell(cell.dir)["rows"]
-    return {c["verdict"] for row in rows for c in row["comparisons"] if c["arm"] == "seq_map"}
+    return [c["verdict"] for row in rows for c in row["comparisons"] if c["arm"] == "seq_map"]

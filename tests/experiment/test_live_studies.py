@@ -13,15 +13,7 @@ from labkit.experiment.compose.cell_composer import to_cells
 from labkit.experiment.launch import turn_coordinator
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.schedule.cell_runner import run_cell, unfinished
-from labkit.machine import cache_dir
 from labkit.records import read_cell, read_runs, write_json
-
-
-@pytest.fixture(scope="session")
-def user_cache():
-    """Where kernels are compiled already; read before a test has a cache of its own."""
-    return cache_dir.root()
-
 
 # ------------------------------------------------------------------ processes, stub workload
 

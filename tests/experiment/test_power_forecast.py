@@ -14,6 +14,7 @@ from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.config import Isolation
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.schedule import (
+    blocks_per_cell,
     cell_runner,
     doctor_noise_cache,
     noise_history,
@@ -52,6 +53,17 @@ def composed(kernel=True, **engine):
     one, other = (config.Experiment(engine=engine, **parts) for engine in engines)
     arms = Arm("base", "baseline", {}, {}), Arm("other", "arm", {}, {})
     return ComposedCell("cell", one, arms, {"base": one, "other": other}, TURNS)
+
+
+def composed_of(*typed):
+    study_composer.register()
+    (cell,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    return cell
+
+
+def plan_of(cell, folder):
+    (plan,) = plan_preview.plan_cells(cell, folder, StudyHistory(folder))
+    return plan
 
 
 @pytest.fixture(autouse=True)
@@ -165,12 +177,8 @@ def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys
 
 @pytest.mark.parametrize("isolation", ["in_process", "live", "process"])
 def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
-    study_composer.register()
     typed = ["ablation=seq_map", "workload=kernel_decode", "design.blocks=6"]
-    (composed,) = study_composer.compose_cells(
-        hydra_arguments.parse([*typed, f"design.isolation={isolation}"])
-    )
-    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    plan = plan_of(composed_of(*typed, f"design.isolation={isolation}"), tmp_path)
     assert plan.cell.design.blocks == 6 and plan.runs == 6 * 3
 
 
@@ -181,21 +189,18 @@ def test_a_plan_has_as_many_blocks_as_were_typed(tmp_path, isolation):
 def test_a_plan_says_that_starting_its_servers_takes_longer_than_its_time(
     tmp_path, time_s, engine, seconds
 ):
-    study_composer.register()
     second = "engine.server.most_late_ms: 9" if engine == "openai" else "engine.dtype: float32"
     typed = ["ablation=none", "workload=chat", f"+ablation.arms.two={{{second}}}"]
     typed += [f"engine={engine}", f"design.time={time_s}", "workload.num_requests=0"]
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
-    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    plan = plan_of(composed_of(*typed), tmp_path)
     assert plan.seconds == pytest.approx(seconds)
     late = "6 blocks take at least about 1 min 57 s, longer than design.time=0:20: fewer could"
     assert any(line.startswith(late) for line in plan.timing) is (seconds > time_s)
 
 
 def test_a_plan_of_a_study_that_is_continued_has_the_seconds_of_its_allocation(tmp_path):
-    study_composer.register()
     typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=1800"]
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    composed = composed_of(*typed)
     (cell,) = to_cells(composed, tmp_path / composed.name)
     shares = [CaseShare(case, 12, 40, 0.9, 100.0) for case in cell.cases]
     pilot = CellPilot(1.0, tuple(CasePilot(case, 0.1, 0.1, 0.05, 9) for case in cell.cases))
@@ -204,17 +209,13 @@ def test_a_plan_of_a_study_that_is_continued_has_the_seconds_of_its_allocation(t
     cell.dir.mkdir()
     (cell.dir / "allocation.json").write_text(json.dumps(found))
     write_manifest(with_allocation(cell), 12)
-    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
+    plan = plan_of(composed, tmp_path)
     assert plan.to_run == 36 and plan.seconds == pytest.approx(1710)
 
 
 def planned(tmp_path, *typed):
-    study_composer.register()
     overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
-    overrides += ["design.blocks=6", *typed]
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(overrides))
-    (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
-    return plan
+    return plan_of(composed_of(*overrides, "design.blocks=6", *typed), tmp_path)
 
 
 def test_a_plan_takes_as_long_as_the_newest_study_of_the_same_arms(tmp_path, monkeypatch):
@@ -240,22 +241,15 @@ def test_a_plan_says_that_fixed_runs_take_longer_than_the_time(tmp_path):
 @pytest.fixture
 def begun(tmp_path):
     """A cell of 8 blocks, none of which is run, in the folder that its plan looks into."""
-    study_composer.register()
     overrides = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
 
     def composed(*typed):
-        (cell,) = study_composer.compose_cells(hydra_arguments.parse([*overrides, *typed]))
-        return replace(cell, name="cell")
+        return replace(composed_of(*overrides, *typed), name="cell")
 
     (cell,) = to_cells(composed("design.blocks=8"), tmp_path / "cell")
     write_manifest(cell, 8)
 
-    def plan(*typed):
-        history = StudyHistory(tmp_path)
-        (plan,) = plan_preview.plan_cells(composed(*typed), tmp_path, history)
-        return plan
-
-    return cell, plan
+    return cell, lambda *typed: plan_of(composed(*typed), tmp_path)
 
 
 def test_a_plan_of_a_continued_study_says_what_its_run_will(begun, monkeypatch):
@@ -286,9 +280,8 @@ def test_a_plan_leaves_out_the_arms_that_looks_have_dropped(begun):
 
 
 def test_the_blocks_of_a_confirming_cell_are_those_that_were_declared(tmp_path):
-    study_composer.register()
     typed = ["ablation=seq_map", "workload=kernel_decode", "design=quick", "design.confirm=8"]
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    composed = composed_of(*typed)
     _, confirming = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
     assert confirming.cell.design.blocks == 8
     assert not any("instead of" in line for line in confirming.warnings)
@@ -296,18 +289,16 @@ def test_the_blocks_of_a_confirming_cell_are_those_that_were_declared(tmp_path):
 
 def test_a_plan_counts_the_rounds_of_its_own_arms(tmp_path, monkeypatch):
     """A pilot's round is one of all arms of its study."""
-    study_composer.register()
     typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=60"]
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    composed = composed_of(*typed)
     pilot = CellPilot(1.0, tuple(CasePilot(c, 5.0, 5.0, 0.05, 9) for c in ("a", "b")))
-    monkeypatch.setattr(plan_preview, "earlier_pilot", lambda folder: pilot)
+    monkeypatch.setattr(blocks_per_cell, "earlier_pilot", lambda folder: pilot)
     blocks = []
     for arms in (3, 6):
         manifest = {"arms": [{}] * arms, "design": {"runs_per_block": 1}, "rows": []}
         study = Path("o"), manifest
         monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way, it=study: iter([it]))
-        (plan,) = plan_preview.plan_cells(composed, tmp_path, StudyHistory(tmp_path))
-        blocks.append(plan.seconds)
+        blocks.append(plan_of(composed, tmp_path).seconds)
     assert blocks[1] < 0.7 * blocks[0]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from git_command import git
 from planted_cells import planted_cell
 
 from labkit.analysis.pages.cell_report_content import CellReport
@@ -50,12 +51,6 @@ def checkout(tmp_path, monkeypatch):
         git(folder, "add", ".")
         git(folder, "commit", "-q", "-m", version)
     return folder
-
-
-def git(folder, *words):
-    who = ["-c", "user.name=n", "-c", "user.email=e"]
-    done = subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
-    return done.stdout.decode().strip()
 
 
 def value_of_labkit(environment):
@@ -248,8 +243,8 @@ def fake_imports(monkeypatch):
             return refusal
 
         facts = Imports(**{**vars(IMPORTS), **changes})
-        monkeypatch.setattr(cell_composer, "imports_of", lambda *_: facts)
-        monkeypatch.setattr(cell_composer, "refusal_of", refusal_of)
+        monkeypatch.setattr(cell_composer.python_environment, "imports_of", lambda *_: facts)
+        monkeypatch.setattr(cell_composer.python_environment, "refusal_of", refusal_of)
 
     make.asked = []
     make()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from planted_cells import caveats
-from planted_runs import PlantedRuns
+from planted_runs import Notes, PlantedRuns
 
 from labkit import config
 from labkit.analysis.comparison.text_quality import text_qualities
@@ -19,23 +19,14 @@ from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.resumed_legacy_cell import rounds_as_begun
-from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import blocks_per_cell, plan_preview
 from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits, pilot_of
 from labkit.experiment.schedule.time_allocation import CellPilot
 from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
-from labkit.workload.measurement import CasePilot
 from labkit.workload.scoring import ScoringKind
-
-
-class Notes(Progress):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, line):
-        self.lines.append(line)
+from labkit.workload.workload_protocols import CasePilot
 
 
 class Served(PlantedRuns):

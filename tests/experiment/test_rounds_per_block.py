@@ -69,7 +69,7 @@ class Study:
     def run(self, blocks=None, stopped=()):
         for block in range(len(self.plans), blocks or self.cell.design.blocks):
             plan = self.planner.plan(block, stopped, arms=3)
-            seconds = self.slowness * (plan.fixed_s + plan.rounds_s)
+            seconds = self.slowness * plan.seconds
             self.now[0] += seconds
             self.planner.ended(plan, self.records(block, plan.rounds), seconds)
             self.plans.append(plan)

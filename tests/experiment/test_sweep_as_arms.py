@@ -187,9 +187,12 @@ def test_a_name_that_no_file_may_have_is_cut_and_ends_in_a_hash():
         Ablation(arms={name: {} for name in names})
 
 
-def test_values_with_the_same_name_make_different_arms():
-    arms = arm_sweep.swept_overrides({"model.path": ["/x/q4", "/y/q4"]})
-    assert len(arms) == 2 and next(iter(arms)) == "path=q4"
+@pytest.mark.parametrize(("one", "other"), [("/x/q4", "/y/q4"), ("Ab", "ab")])
+def test_values_with_the_same_name_make_different_arms(one, other):
+    """Some file systems do not tell letters' cases apart."""
+    arms = arm_sweep.swept_overrides({"model.path": [one, other]})
+    assert len(arms) == 2 and next(iter(arms)) == f"path={one.rpartition('/')[2]}"
+    Ablation(arms={name: {} for name in arms})
 
 
 @pytest.mark.parametrize(

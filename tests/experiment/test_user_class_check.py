@@ -102,6 +102,17 @@ def test_one_child_imports_a_workload_class_and_none_a_kind_of_labkit(folder):
     check_workload_class(SimpleNamespace(workload=SimpleNamespace(kind="requests")))
 
 
+def test_a_class_of_that_name_elsewhere_is_another_class(folder, monkeypatch):
+    (folder / "kind_twice.py").write_text("class Kind:\n    pass\n")
+    (folder / "other").mkdir()
+    (folder / "other" / "kind_twice.py").write_text("class Mop:\n    pass\n")
+    experiment = SimpleNamespace(workload=SimpleNamespace(kind="kind_twice:Kind"))
+    check_workload_class(experiment)
+    monkeypatch.syspath_prepend(str(folder / "other"))
+    with pytest.raises(ConfigError, match="has no attribute 'Kind'"):
+        check_workload_class(experiment)
+
+
 def test_a_plan_names_the_arm_whose_workload_class_ends_its_process(folder, monkeypatch, capfd):
     (folder / "kind_dies.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.chdir(folder)

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from planted_runs import PlantedRuns
+from planted_runs import Notes, PlantedRuns
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.launch.run_launcher import WorkerLauncher
-from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import worker_run, worker_stages
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
-from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
-from labkit.workload.measurement import Measurement
+from labkit.workload.workload_protocols import Measurement
 
 CASES = [
     config.Case(name="few", decode=2, context=16, factor=2),
     config.Case(name="mixed", decode=2, context=16, prefill=1, chunk=40),
 ]
-
-
-@pytest.fixture(scope="session")
-def user_cache() -> Path:
-    """Where kernels are compiled already; read before a test has a cache of its own."""
-    return cache_dir.root()
 
 
 @pytest.fixture
@@ -307,10 +298,8 @@ def test_a_process_that_dies_names_the_arm_in_turn(
 ):
     monkeypatch.setenv("LABKIT_TEST_FAULT", f"{stage}:{death}:seq_map")
     cell = make(blocks=1)
-    shown = []
-    progress = Progress()
-    monkeypatch.setattr(progress, "note", shown.append)
-    run_cell(cell, launcher, progress)
+    notes = Notes()
+    run_cell(cell, launcher, notes)
     (block,) = blocks_of(cell)
     culprit = next(r for r in block if r.arm == "seq_map")
     assert culprit.detail.startswith(detail) and "failed_by" not in culprit.notes
@@ -319,7 +308,7 @@ def test_a_process_that_dies_names_the_arm_in_turn(
         if record is not culprit:
             assert record.notes["failed_by"] == culprit.run
             assert record.detail == f"in one process with {culprit.run}: {culprit.detail}"
-    lost = [line for line in shown if "also lost" in line]
+    lost = [line for line in notes.lines if "also lost" in line]
     assert len(lost) == 1 and "base" in lost[0] and "control" in lost[0]
     (reason,) = analysis.analyse_cell(cell.dir)["gates"]["healthy"]["reasons"]
     assert reason.startswith(culprit.run) and "log: runs/" in reason

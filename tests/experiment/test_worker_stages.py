@@ -17,8 +17,7 @@ from labkit.experiment.worker import mlx_known_answer_test, worker_stages
 from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
-from labkit.workload.measurement import Measurement
-from labkit.workload.workload_protocols import single_arm_context
+from labkit.workload.workload_protocols import Measurement, single_arm_context
 
 REQUESTS = {"name": "uniform", "prompts": {"source": "synthetic"}}
 KERNELS = {"name": "k", "kind": "kernel", "cases": [{"name": "d", "decode": 1, "context": 1}]}

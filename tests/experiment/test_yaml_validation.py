@@ -64,6 +64,11 @@ def bomb(depth):
         ),
         ("ablation", "sweep: {model.path: [1_0, b]}", r"ablation.sweep.model.path\[0\]: .* as 10"),
         ("experiment", "# @package _global_\nmodel: {name: 1.50}", "line 2: model.name: .* as 1.5"),
+        (
+            "experiment",
+            "# @package _global_\nout: x\n",
+            "line 2: out: the command names the study's",
+        ),
         ("engine/server", "args: 0x10", "line 1: engine.server.args: YAML reads 0x10 as 16"),
         ("workload", "- a list\n- yes\n", "it must hold options and their values"),
         ("", "a text", "it must hold options and their values"),
@@ -82,6 +87,7 @@ def test_a_mistake_is_one_line(tmp_path, group, text, message):
         ("ablation", "x: &x {engine.threads: 1}\narms: {a: *x, b: {<<: *x}, 1: {}}\n"),
         ("ablation", "name: 5\nquestion: is ${ablation.name} null?\nbaseline: null\nseed: 1_0\n"),
         ("ablation", bomb(6)),
+        ("ablation", "name: x\narms: {out: {}}\n"),
         ("workload", f"{LISTED}prompt: 'a \\${{seed}} $ {{x}}'\n    max_tokens: 1_0\n"),
         ("", "a: [\n"),  # Hydra names this mistake
         ("", ""),

@@ -297,6 +297,17 @@ def test_without_metal_it_prints_one_line_and_exits_with_2(inside, capsys):
     assert list(inside.iterdir()) == []
 
 
+@pytest.mark.parametrize("program", [door, nvidia_steps])
+def test_help_runs_no_step(inside, capsys, program):
+    """``python -m labkit.mac --help`` ran the whole suite."""
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["--help"])
+    assert f"usage: {program.PROG}" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["report"])
+    assert capsys.readouterr().err.count("\n") == 1 and list(inside.iterdir()) == []
+
+
 def test_it_writes_one_bundle_with_everything(inside, capsys, monkeypatch):
     # No time is claimed here, so the lock of whoever is timing is not waited for.
     monkeypatch.setenv("TMPDIR", str(inside))

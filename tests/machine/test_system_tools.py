@@ -10,6 +10,7 @@ import time
 
 import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
 import pytest
+from git_command import git
 
 from labkit.machine.facts import (
     best_effort,
@@ -32,13 +33,9 @@ def checkout(tmp_path):
         path.parent.mkdir()
         path.write_text("one\n")
 
-    def git(*words):
-        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
-
-    git("init")
-    git("add", "labkit", "conf")
-    git("commit", "-m", "one")
+    git(tmp_path, "init")
+    git(tmp_path, "add", "labkit", "conf")
+    git(tmp_path, "commit", "-m", "one")
     return tmp_path
 
 
@@ -59,13 +56,9 @@ def test_changes_are_found_in_another_user_s_checkout(checkout):
 
 @pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
 def test_a_worktree_may_name_its_folder_by_any_path(checkout, gitdir):
-    def git(*words):
-        command = ["git", "-C", str(checkout), *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("worktree", "add", "tree")
+    git(checkout, "worktree", "add", "tree")
     (checkout / "tree" / ".git").write_text(f"gitdir: {gitdir.format(checkout)}\n")
-    assert code_revision.commit(checkout / "tree") == git("rev-parse", "HEAD")
+    assert code_revision.commit(checkout / "tree") == git(checkout, "rev-parse", "HEAD")
 
 
 @pytest.mark.parametrize("name", ["labkit/a.py", "conf/a.yaml", "labkit/new.py"])

@@ -5,6 +5,9 @@ from math import prod
 
 import numpy as np
 
+from labkit.config import Model
+from labkit.models import resolve
+
 F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16 = 0, 1, 2, 3, 6, 7, 8, 30
 Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 = 10, 11, 12, 13, 14, 20, 23, 39
 # Values and bytes of a block. Of quantised types also where the scale and the minimum are, both in
@@ -66,13 +69,11 @@ def write(path, metadata, tensors, *, version=3, alignment=32):
 
 def matrix(kind, shape, rng):
     """Return a random tensor of a type, with scales small enough to compute with."""
-    if kind == F32:
-        return kind, shape, (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f4").tobytes()
-    if kind == F16:
-        return kind, shape, (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f2").tobytes()
-    if kind == BF16:
-        values = (rng.standard_normal(shape) * shape[-1] ** -0.5).astype("<f4").view("<u4")
-        return kind, shape, (values >> 16).astype("<u2").tobytes()
+    if kind in (F32, F16, BF16):
+        drawn = rng.standard_normal(shape) * shape[-1] ** -0.5
+        drawn = drawn.astype("<f2" if kind == F16 else "<f4")
+        stored = (drawn.view("<u4") >> 16).astype("<u2") if kind == BF16 else drawn
+        return kind, shape, stored.tobytes()
     values, size, scale, minimum, spread, middle = BLOCKS[kind]
     blocks = rng.integers(0, 256, (prod(shape) // values, size), dtype=np.uint8)
     deviation = shape[-1] ** -0.5 / spread
@@ -172,3 +173,8 @@ def tensors(name="llama", kind=Q4_1, embedding=Q8_0, seed=0, hidden=HIDDEN, inne
 def model(path, name="llama", **changes):
     """Write a valid file."""
     return write(path, metadata(name, **changes), tensors(name))
+
+
+def local(path):
+    """Return the directory of the model at a path."""
+    return resolve(Model(name="local", path=str(path)))

@@ -12,11 +12,10 @@ import gguf_files
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf_files import local
 from mlx.utils import tree_flatten
 
-from labkit.config import Model
 from labkit.engine.model.model_loader import _module, load_model
-from labkit.models import resolve
 from labkit.models.gguf import GGUFError, gguf_header, gguf_model_config
 
 SIZES = {
@@ -31,6 +30,13 @@ SIZES = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
+
+
+def projections(path, suffix=""):
+    parts = ("gate", "up", "down")
+    return {f"{path}.{part}_proj": f"ffn_{part}{suffix}" for part in parts}
+
+
 COMMON_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -44,24 +50,18 @@ COMMON_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
-    "mlp.switch_mlp.gate_proj": "ffn_gate_exps",
-    "mlp.switch_mlp.up_proj": "ffn_up_exps",
-    "mlp.switch_mlp.down_proj": "ffn_down_exps",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    **projections("mlp"),
+    **projections("mlp.switch_mlp", "_exps"),
+    **projections("mlp.shared_expert", "_shexp"),
 }
-GEMMA_NAMES = {
+OLMO_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GEMMA_NAMES = OLMO_NAMES | {"pre_feedforward_layernorm": "ffn_norm"}
 MOE = {"expert_count": 4, "expert_used_count": 2}
 MOE_CONFIG = {
     "num_experts": 4,
@@ -87,6 +87,13 @@ YARN = {
     "original_max_position_embeddings": 128,
     "beta_fast": 16.0,
     "beta_slow": 2.0,
+}
+YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
 }
 LAYERS = ["sliding_attention", "full_attention"]
 
@@ -118,9 +125,7 @@ ARCHITECTURES = {
         MOE,
         {
             "block_sparse_moe.gate": "ffn_gate_inp",
-            "block_sparse_moe.switch_mlp.gate_proj": "ffn_gate_exps",
-            "block_sparse_moe.switch_mlp.up_proj": "ffn_up_exps",
-            "block_sparse_moe.switch_mlp.down_proj": "ffn_down_exps",
+            **projections("block_sparse_moe.switch_mlp", "_exps"),
         },
         interleaved=True,
     ),
@@ -135,11 +140,7 @@ ARCHITECTURES = {
         "qwen3",
         {"rope_scaling": YARN, "head_dim": 24},
         {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 2.0,
+            **YARN_KEYS,
             "attention.key_length": 24,
             "attention.value_length": 24,
         },
@@ -211,14 +212,7 @@ ARCHITECTURES = {
         interleaved=True,
     ),
     "smollm3": architecture("smollm3", "smollm3", {"num_hidden_layers": 4}, interleaved=True),
-    "olmo2": architecture(
-        "olmo2",
-        "olmo2",
-        names={
-            "post_attention_layernorm": "post_attention_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        },
-    ),
+    "olmo2": architecture("olmo2", "olmo2", names=OLMO_NAMES),
     "olmo3": architecture(
         "olmo2",
         "olmo3",
@@ -227,10 +221,7 @@ ARCHITECTURES = {
             "attention.sliding_window": 8,
             "attention.sliding_window_pattern": np.array([1, 0], "<u4"),
         },
-        {
-            "post_attention_layernorm": "post_attention_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        },
+        OLMO_NAMES,
     ),
     "glm4": architecture(
         "glm4",
@@ -256,19 +247,13 @@ ARCHITECTURES = {
             **MOE,
             "expert_feed_forward_length": 96,
             "attention.sliding_window": 8,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 2.0,
+            **YARN_KEYS,
         },
         {
             "post_attention_layernorm": "post_attention_norm",
             "self_attn.sinks": "attn_sinks.weight",
             "mlp.router": "ffn_gate_inp",
-            "mlp.experts.gate_proj": "ffn_gate_exps",
-            "mlp.experts.up_proj": "ffn_up_exps",
-            "mlp.experts.down_proj": "ffn_down_exps",
+            **projections("mlp.experts", "_exps"),
         },
     ),
 }
@@ -344,14 +329,16 @@ def gguf_model(path, name):
     return model, settings
 
 
-def local(path):
-    return resolve(Model(name="local", path=str(path))).path
+def tensors_of(file):
+    """Return the tensors of a file in float32, to be written again."""
+    blocks = {name: np.asarray(file.blocks(tensor)) for name, tensor in file.tensors.items()}
+    return {name: (0, file.tensors[name].shape, bytes(data)) for name, data in blocks.items()}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_logits_are_those_of_mlx_lm_s_model(tmp_path, no_cache, name):
     model, settings = gguf_model(tmp_path / "m.gguf", name)
-    loaded = load_model(local(tmp_path / "m.gguf"))
+    loaded = load_model(local(tmp_path / "m.gguf").path)
     assert loaded.model_type == settings["model_type"]
     ids = mx.array(np.random.default_rng(1).integers(4, 260, (1, 40)))
     expected, logits = (np.array(one(ids)) for one in (model, loaded.model))
@@ -368,13 +355,10 @@ def test_every_architecture_is_tested():
 def test_a_class_without_a_tied_output_gets_a_copy_of_the_embedding(tmp_path, no_cache, name):
     gguf_model(tmp_path / "m.gguf", name)
     whole = gguf_header.read_header(tmp_path / "m.gguf")
-    tensors = {
-        key: (0, tensor.shape, bytes(np.asarray(whole.blocks(tensor))))
-        for key, tensor in whole.tensors.items()
-        if key != "output.weight"
-    }
+    tensors = tensors_of(whole)
+    tensors.pop("output.weight", None)
     gguf_files.write(tmp_path / "tied.gguf", dict(whole.metadata), tensors)
-    model = load_model(local(tmp_path / "tied.gguf")).model
+    model = load_model(local(tmp_path / "tied.gguf").path).model
     assert mx.array_equal(model.lm_head.weight, model.model.embed_tokens.weight)
 
 
@@ -383,10 +367,7 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
     path = tmp_path / "m.gguf"
     gguf_model(path, "qwen3moe")
     whole = gguf_header.read_header(path)
-    tensors = {
-        key: (0, tensor.shape, bytes(np.asarray(whole.blocks(tensor))))
-        for key, tensor in whole.tensors.items()
-    }
+    tensors = tensors_of(whole)
     rng = np.random.default_rng(0)
     sizes = {"expert_feed_forward_length": 256, "embedding_length": 64}
     kinds = {"gate": gguf_files.Q4_0, "up": gguf_files.MXFP4, "down": gguf_files.Q4_K}
@@ -398,7 +379,7 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
             tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = gguf_files.matrix(kind, shape, rng)
     metadata = dict(whole.metadata) | {f"qwen3moe.{key}": size for key, size in sizes.items()}
     gguf_files.write(path, metadata, tensors)
-    model = load_model(local(path)).model
+    model = load_model(local(path).path).model
     layers = [layer.mlp.switch_mlp for layer in model.model.layers]
     assert [layers[0].gate_proj.mode, layers[0].up_proj.mode] == ["affine", "mxfp4"]
     assert (layers[0].down_proj.bits, layers[0].down_proj.group_size) == (4, 32)
@@ -422,6 +403,8 @@ def test_experts_of_every_type_load(tmp_path, no_cache):
         ("qwen3, yarn", {"qwen3.rope.scaling.yarn_log_multiplier": 0.1}, "is not 0"),
         ("glm4", {"glm4.rope.scaling.factor": 2.0}, "type linear: mlx_lm's glm4 has no such"),
         ("gemma3", {"gemma3.final_logit_softcapping": 30.0}, "mlx_lm's class does not have"),
+        ("gemma3", {"gemma3.attention.sliding_window_pattern": 0}, "pattern is 0; it must be 1 or"),
+        ("olmo3", {"olmo2.attention.sliding_window_pattern": 0}, "pattern is 0; it must be 1 or"),
         (
             "olmo3",
             {"olmo2.attention.sliding_window_pattern": np.array([1], "<u4")},
@@ -433,10 +416,7 @@ def test_what_mlx_lm_s_class_does_not_compute_is_one_line(tmp_path, name, change
     path = tmp_path / "m.gguf"
     gguf_model(path, name)
     whole = gguf_header.read_header(path)
-    tensors = {
-        key: (0, tensor.shape, bytes(np.asarray(whole.blocks(tensor))))
-        for key, tensor in whole.tensors.items()
-    }
+    tensors = tensors_of(whole)
     gguf_files.write(path, dict(whole.metadata) | change, tensors)
     with pytest.raises(GGUFError, match=message) as error:
         gguf_model_config.read_architecture(gguf_header.read_header(path))
@@ -563,11 +543,9 @@ def test_mlx_lm_s_longrope_multiplies_by_the_factor_that_is_checked(tmp_path):
 
 
 def test_a_window_that_mlx_lm_lacks_ends_the_context(tmp_path, no_cache):
-    keys = {"qwen3__attention__sliding_window": 96}
-    path = gguf_files.write(
-        tmp_path / "m.gguf", gguf_files.metadata("qwen3", **keys), gguf_files.tensors("qwen3")
-    )
-    assert json.loads((local(path) / "config.json").read_text())["max_position_embeddings"] == 96
+    path = gguf_files.model(tmp_path / "m.gguf", "qwen3", qwen3__attention__sliding_window=96)
+    config = json.loads((local(path).path / "config.json").read_text())
+    assert config["max_position_embeddings"] == 96
 
 
 DENSE = gguf_model_config.Dimensions(

@@ -7,26 +7,24 @@ import gguf_files
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf_files import local
 from safetensors.numpy import load_file
 
-from labkit.config import ConfigError, Model
+from labkit.config import ConfigError
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.compute_dtype import MatrixStorage, WeightLoading
 from labkit.engine.model.model_copies import (
     _widened,
     float32_directory,
     is_quantized,
     mlx_lm_directory,
 )
-from labkit.models import resolve
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_to_mlx_lm
 from labkit.models.gguf.gguf_writer import export_gguf
 
-
-def local(path):
-    return resolve(Model(name="local", path=str(path)))
+AS_STORED = WeightLoading(matrix_storage=MatrixStorage.as_stored)
 
 
 def weights(folder):
@@ -119,9 +117,8 @@ def block_directory(tmp_path, mxfp4="MXFP4"):
     rng = np.random.default_rng(3)
     names = ("Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", mxfp4, "Q5_0")
     for number, name in enumerate(names):
-        place = (
-            f"blk.{number % 2}.{('ffn_up', 'ffn_gate', 'ffn_down', 'attn_v')[number // 2]}.weight"
-        )
+        part = ("ffn_up", "ffn_gate", "ffn_down", "attn_v")[number // 2]
+        place = f"blk.{number % 2}.{part}.weight"
         kind = getattr(gguf_files, name)
         tensors[place] = gguf_files.matrix(kind, tensors[place][1], rng)
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("llama", **sizes), tensors)
@@ -139,7 +136,7 @@ def test_stock_mlx_lm_loads_a_copy_with_the_same_numbers(k_quant_directory):
         file.name for file in k_quant_directory.iterdir()
     }
     plain, _ = load_plain(copy)
-    ours = model_loader.load_model(k_quant_directory, matrix_storage=MatrixStorage.as_stored).model
+    ours = model_loader.load_model(k_quant_directory, AS_STORED).model
     layers = dict(ours.named_modules())
     formats = set()
     for path, layer in plain.named_modules():
@@ -179,7 +176,7 @@ def test_a_float32_copy_has_the_same_numbers_and_no_quantisation(tmp_path, no_ca
     assert settings["architectures"] == ["LlamaForCausalLM"]
     assert {str(array.dtype) for array in weights(copy).values()} == {"float32"}
     plain, _ = load_plain(copy)
-    ours = model_loader.load_model(folder, matrix_storage=MatrixStorage.as_stored).model
+    ours = model_loader.load_model(folder, AS_STORED).model
     layers = dict(ours.named_modules())
     for path, layer in plain.named_modules():
         if type(layer) in MATRIX_LAYERS:
@@ -217,9 +214,11 @@ def test_words_whose_scales_are_in_another_file_are_refused():
 def test_a_plan_counts_the_bytes_of_block_formats(k_quant_directory, storage):
     from mlx.utils import tree_flatten
 
-    model = model_loader.load_model(k_quant_directory, matrix_storage=storage).model
+    model = model_loader.load_model(k_quant_directory, WeightLoading(matrix_storage=storage)).model
     loaded = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
-    planned = model_footprint.from_directory(k_quant_directory, "float32", storage).weight_bytes
+    planned = model_footprint.from_directory(
+        k_quant_directory, WeightLoading("float32", storage)
+    ).weight_bytes
     # Without kernels of labkit's own, Q4_K and Q5_K are smaller than planned: integers.
     assert planned == loaded if storage is not MatrixStorage.cast else planned > loaded
 
@@ -228,14 +227,16 @@ def test_engines_of_mlx_run_the_same_numbers(k_quant_directory):
     """As loaded for MLX, which has no product with block formats."""
     ids = mx.array([[1, 20, 30]])
     logits = [
-        np.array(model_loader.load_model(k_quant_directory, matrix_storage=storage).model(ids))
+        np.array(
+            model_loader.load_model(k_quant_directory, WeightLoading(matrix_storage=storage)).model(
+                ids
+            )
+        )
         for storage in (MatrixStorage.cast, MatrixStorage.dequantized)
     ]
     np.testing.assert_allclose(*logits, atol=1e-4 * np.ptp(logits[0]))
     layer = (
-        model_loader.load_model(k_quant_directory, matrix_storage=MatrixStorage.as_stored)
-        .model.model.layers[0]
-        .self_attn.q_proj
+        model_loader.load_model(k_quant_directory, AS_STORED).model.model.layers[0].self_attn.q_proj
     )
     with pytest.raises(TypeError, match="MLX cannot multiply by a q4_k matrix"):
         layer(mx.zeros((1, 256)))

@@ -2,8 +2,7 @@ import gguf_files
 import numpy as np
 import pytest
 
-from labkit.config import Model
-from labkit.models import resolve, tokenizer
+from labkit.models import tokenizer
 from labkit.models.gguf import GGUFError, gguf_header, gguf_tokenizer
 from labkit.models.gguf.gguf_pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer
 
@@ -48,7 +47,7 @@ def test_control_and_user_defined_tokens_are_matched_whole(tmp_path):
 
 def test_the_bos_token_is_prepended(tmp_path, no_cache):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
-    reader = tokenizer.load(resolve(Model(name="local", path=str(path))).path)
+    reader = tokenizer.load(gguf_files.local(path).path)
     assert reader.encode("in")[0] == reader.token_id("<|start|>") == 1
     chat = reader.encode_chat([{"role": "user", "content": "in"}])
     assert chat.count(1) == 2  # the template's own, of the question and of the answer
@@ -147,6 +146,10 @@ def test_special_tokens_of_phi_3_swallow_the_white_space_after_them(tmp_path, na
             {"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]},
             "token_type must be a",
         ),
+        (
+            {"tokenizer__ggml__token_type": np.full_like(gguf_files.vocabulary()[2], np.nan, "f4")},
+            "token_type must be a list of .* integers",
+        ),
     ],
 )
 def test_an_invalid_vocabulary_is_one_line(tmp_path, changes, message):
@@ -233,3 +236,18 @@ def test_sentence_piece_falls_back_to_bytes_and_round_trips(tmp_path):
         assert "<0xC3>" in names(tokenizer, "\u00fc")
         for text in ("abc a", "\u00fc \U0001f999\n"):
             assert tokenizer.decode(ids(tokenizer, text)) == text
+
+
+def test_sentence_piece_refuses_types_that_are_no_list(tmp_path):
+    with pytest.raises(GGUFError, match=r"token_type must be a list of .* integers"):
+        spm(tmp_path, tokenizer__ggml__token_type=3)
+
+
+def test_sentence_piece_splits_no_token_of_thousands_of_characters(tmp_path, monkeypatch):
+    """Such tokens would be split as often as they have characters, each time into two copies."""
+    monkeypatch.setattr(gguf_tokenizer, "MAX_TOKEN_CHARACTERS", 6)  # those of a byte
+    assert names(spm(tmp_path), "abc") == ["<s>", "\u2581a", "bc"]
+    monkeypatch.setattr(gguf_tokenizer, "MAX_TOKEN_CHARACTERS", 5)
+    monkeypatch.setattr(gguf_tokenizer, "_ranked_merges", lambda *_: pytest.fail("it is split"))
+    with pytest.raises(GGUFError, match="SentencePiece has 6 characters; the limit is 5"):
+        spm(tmp_path)

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import re
@@ -7,6 +8,7 @@ import sys
 import gguf_files
 import numpy as np
 import pytest
+from gguf_files import local
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
@@ -45,10 +47,6 @@ def cut(folder, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
-def local(path):
-    return resolve(Model(name="local", path=str(path)))
-
-
 def test_the_facts_of_a_directory(model):
     model_dir = local(model)
     assert model_dir.path == model
@@ -71,14 +69,12 @@ def test_the_digest_depends_on_the_content_and_not_the_path(model):
     moved = model.with_name("moved")
     assert local(moved).digest == before
     digests = {before}
-    for change in ("weights", "config", "tokenizer"):
-        if change == "weights":
-            save_file({"w": np.ones(1 << 19, np.float32)}, moved / "model.safetensors")
-        elif change == "config":
-            write(moved, "config.json", CONFIG | {"rope_theta": 1.0})
-        else:
-            write(moved, "tokenizer.json", (moved / "tokenizer.json").read_text() + " ")
-        digests.add(local(moved).digest)
+    save_file({"w": np.ones(1 << 19, np.float32)}, moved / "model.safetensors")
+    digests.add(local(moved).digest)
+    write(moved, "config.json", CONFIG | {"rope_theta": 1.0})
+    digests.add(local(moved).digest)
+    write(moved, "tokenizer.json", (moved / "tokenizer.json").read_text() + " ")
+    digests.add(local(moved).digest)
     assert len(digests) == 4
 
 
@@ -313,3 +309,68 @@ def test_a_package_that_reads_a_model_and_is_not_installed_is_named(model, tmp_p
         line = f"{option}: not installed: {package}; run: pip install 'mlx-labkit[mlx]'"
         with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
             resolve(known)
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A package that ships a small model; importing the package fails."""
+    folder = tmp_path / "site" / "some_model"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    path = gguf_files.model(folder / "some.gguf")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return path
+
+
+def packaged_model(path, **changes):
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    facts = {"module": "some_model", "file": path.name, "sha256": sha256, "install": "some-model"}
+    return Model(name="some", packaged=PackagedFile(**(facts | changes)))
+
+
+def test_a_file_in_a_package_is_converted(shipped, no_cache):
+    model_config = packaged_model(shipped)
+    model_dir = resolve(model_config)
+    assert model_dir.name == "some"
+    assert model_dir.path.is_relative_to(no_cache)
+    shipped.unlink()
+    assert resolve(model_config) == model_dir  # the cache is enough
+
+
+def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cache):
+    for changes in ({"module": "some_other"}, {"file": "other.gguf"}):
+        with pytest.raises(ConfigError) as error:
+            resolve(packaged_model(shipped, **changes))
+        assert str(error.value) == (
+            "model=some: its package is not installed; run: pip install some-model"
+        )
+
+
+def test_another_version_of_the_file_is_refused(shipped, no_cache):
+    model_config = packaged_model(shipped)
+    shipped.write_bytes(shipped.read_bytes() + b"\0")
+    with pytest.raises(ConfigError, match=r"is another version of the file \(SHA-256 "):
+        resolve(model_config)
+    assert not no_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"module": "some model"}, "must be the name of a Python package"),
+        ({"file": "../etc/some.gguf"}, "must be the name of a file in the package's folder"),
+        ({"file": ""}, "must be the name of a file in the package's folder"),
+        ({"sha256": "abc"}, "64 hex digits"),
+        ({"install": ""}, "must name a package for pip install"),
+    ],
+)
+def test_invalid_packaged_files_are_refused(changes, message):
+    facts = {"module": "m", "file": "m.gguf", "sha256": "0" * 64, "install": "m"}
+    with pytest.raises(ConfigError, match=message):
+        PackagedFile(**(facts | changes))
+
+
+def test_a_model_has_one_source_of_weights():
+    packaged = PackagedFile("m", "m.gguf", "0" * 64, "m")
+    with pytest.raises(ConfigError, match="model=some comes in a package; use model=local"):
+        Model(name="some", packaged=packaged, path="/here")

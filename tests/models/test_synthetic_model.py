@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from labkit.config import Model, ModelShape
+from labkit.config import ConfigError, Model, ModelShape
 from labkit.models import resolve
-from labkit.models.synthetic import synthetic_model, synthetic_weights
-from labkit.models.synthetic.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic import synthetic_model
+from labkit.models.synthetic.synthetic_model import corpus_texts
 
 TINY = Model(name="tiny", shape=ModelShape())
 LITTLE = ModelShape(
@@ -88,33 +88,30 @@ def test_the_key_depends_on_every_input(monkeypatch):
 
 
 def test_a_seed_changes_every_matrix_and_a_tensor_does_not_depend_on_the_others():
-    first, second = (
-        synthetic_weights.make_weights(LITTLE, seed=0),
-        synthetic_weights.make_weights(LITTLE, seed=1),
-    )
+    first, second = (synthetic_model.make_weights(LITTLE, seed=seed) for seed in (0, 1))
     for name, tensor in first.items():
         assert (tensor.ndim == 1) == np.array_equal(tensor, second[name])
     matrices = [t for t in first.values() if t.ndim == 2]
     assert len({t.ravel()[:8].tobytes() for t in matrices}) == len(matrices)
     deeper = ModelShape(**(vars(LITTLE) | {"num_layers": 3}))
-    deeper_weights = synthetic_weights.make_weights(deeper, seed=0)
+    deeper_weights = synthetic_model.make_weights(deeper, seed=0)
     assert all(np.array_equal(tensor, deeper_weights[name]) for name, tensor in first.items())
 
 
 def test_every_layer_has_norms_of_queries_and_keys_that_sharpen_the_attention():
     shape = ModelShape(num_layers=2)
-    weights = synthetic_weights.make_weights(shape, seed=1)
+    weights = synthetic_model.make_weights(shape, seed=1)
     for layer in range(2):
         for name in ("q_norm", "k_norm"):
             gain = weights[f"model.layers.{layer}.self_attn.{name}.weight"]
-            assert gain.shape == (shape.head_dim,) and np.all(gain == synthetic_weights.QK_GAIN)
+            assert gain.shape == (shape.head_dim,) and np.all(gain == synthetic_model.QK_GAIN)
 
 
 def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synthetic_weights, "make_weights", interrupted)
+    monkeypatch.setattr(synthetic_model, "make_weights", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve(Model(name="little", shape=LITTLE))
     assert list((no_cache / "models").iterdir()) == []
@@ -128,7 +125,7 @@ import mlx.core as mx, mlx_lm, numpy as np
 from mlx_lm.generate import generate_step
 from labkit.config import Model, ModelShape
 from labkit.models import resolve, tokenizer
-from labkit.models.synthetic.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic.synthetic_model import corpus_texts
 folder = resolve(Model(name="tiny", shape=ModelShape())).path
 model, theirs = mlx_lm.load(str(folder))
 ours = tokenizer.load(folder)
@@ -179,3 +176,41 @@ def test_the_corpus_round_trips_through_the_tokenizer_of_tiny():
         assert loaded.decode(loaded.encode(text)) == text
     names = {loaded.decode([i]) for i in range(256, loaded.vocab_size)}
     assert len(names) > 3800  # a few merges are halves of the same multi-byte characters
+
+
+def test_the_corpus_texts_exist_in_a_fixed_order():
+    texts = corpus_texts()
+    assert texts == corpus_texts()
+    assert sum(map(len, texts)) > 40_000
+
+
+def make_package(folder, texts, questions):
+    (folder / "workload" / "texts").mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / "workload" / "texts" / name).write_text(text)
+    if questions is not None:
+        (folder / "workload" / "questions.json").write_text(questions)
+    return folder
+
+
+def test_the_corpus_is_texts_by_name_then_question_strings(tmp_path):
+    package = make_package(
+        tmp_path,
+        {"b.md": "second", "a.md": "first", "c.txt": "not a text"},
+        '[{"question": "why?", "text": null}, {"more": ["how?", 3]}]',
+    )
+    assert corpus_texts(package) == ("first", "second", "why?", "how?")
+
+
+@pytest.mark.parametrize(
+    ("texts", "questions", "missing"),
+    [({}, "[]", "texts"), ({"a.md": "x"}, None, "questions.json"), ({"a.txt": "x"}, "[]", "texts")],
+)
+def test_an_incomplete_installation_is_an_error(tmp_path, texts, questions, missing):
+    with pytest.raises(ConfigError, match=missing):
+        corpus_texts(make_package(tmp_path, texts, questions))
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="has no workload"):
+        corpus_texts(tmp_path)

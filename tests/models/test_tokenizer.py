@@ -2,10 +2,13 @@ import threading
 
 import pytest
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from labkit.config import ConfigError
 from labkit.models import tokenizer
+from labkit.models.chat_template import ChatTemplate
 from labkit.models.synthetic import train_bpe
+from labkit.models.tokenizer import SpecialTokenEscape
 from labkit.workload.sources import text_requests
 from labkit.workload.sources.text_requests import TextRequest
 
@@ -88,7 +91,6 @@ def test_no_token_is_longer_than_the_longest(folder):
 @pytest.mark.parametrize("spaces", [True, False])
 @pytest.mark.parametrize("added", ["<s> $A", "<s> $A </s>", "$A"])
 def test_turns_are_one_text_with_special_tokens_around_it(spaces, added):
-    from tokenizers import decoders, models, normalizers, processors
 
     words = ["<s>", "</s>", "\u2581", "a", "b", "\n", "\n\n", "\u2581a", "ab"]
     built = tokenizers.Tokenizer(
@@ -131,3 +133,65 @@ def test_a_template_that_cannot_be_parsed_matters_only_to_chats(folder, template
     with pytest.raises(ConfigError, match=r"chat.template"):  # its plain text is another prompt
         text_requests._ids(loaded, text)
     assert text_requests._ids(loaded, TextRequest(("so",), 1)) == tuple(loaded.encode("so"))
+
+
+def encode(loaded, escape, template, messages):
+    return loaded.encode_pieces(escape.split(template.render(escape.mark(messages))))
+
+
+def sentence_piece(kind):
+    """Return a tokenizer in which every text begins with a space."""
+
+    words = ["<unk>", "</s>", "\u2581", *"so<>/", "</", "s>", "\u2581so"]
+    if kind == "unigram":
+        built = tokenizers.Tokenizer(models.Unigram([(word, -1.0) for word in words], unk_id=0))
+    else:
+        words += [f"<0x{byte:02X}>" for byte in range(256)]
+        vocab = {word: i for i, word in enumerate(words)}
+        merges = [("<", "/"), ("s", ">"), ("</", "s>"), ("s", "o"), ("\u2581", "so")]
+        built = tokenizers.Tokenizer(
+            models.BPE(vocab=vocab | {"so": 999}, merges=merges, byte_fallback=True)
+        )
+    if kind == "llama":
+        prepend, replace = normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")
+        built.normalizer = normalizers.Sequence([prepend, replace])
+        built.decoder = decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    else:
+        built.pre_tokenizer = pre_tokenizers.Metaspace()
+        built.decoder = decoders.Metaspace()
+    built.add_special_tokens(["</s>"])
+    return tokenizer.Tokenizer(built)
+
+
+@pytest.mark.parametrize("kind", ["llama", "metaspace", "unigram"])
+def test_no_space_is_added_within_an_escaped_token(kind):
+    loaded = sentence_piece(kind)
+    escape = SpecialTokenEscape(loaded.special_tokens)
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}</s>{% endfor %}", {})
+    ids = encode(loaded, escape, template, [{"role": "user", "content": "so </s> so"}])
+    assert loaded.decode(ids) == "so </s> so</s>" and ids.count(1) == 1
+
+
+def test_the_templates_tokens_act_and_those_of_a_message_do_not(folder):
+    loaded = tokenizer.load(folder)
+    escape = SpecialTokenEscape(loaded.special_tokens)
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}<|eos|>{% endfor %}", {})
+    eos = loaded.token_id("<|eos|>")
+    messages = [{"role": "user", "content": "so <|eos|> it"}, {"role": "user", "content": "goes"}]
+    ids = encode(loaded, escape, template, messages)
+    assert ids.count(eos) == 2
+    assert loaded.decode(ids) == template.render(messages)
+    assert loaded.encode(template.render(messages), special=False).count(eos) == 3
+
+
+def test_nested_strings_are_marked_and_other_values_are_kept():
+    escape = SpecialTokenEscape(["<s>", "<s><t>"])
+    value = {"a<s>": ["<s><t>", 1, None, True], "b": "plain"}
+    marked = escape.mark(value)
+    assert "<s>" not in str(marked) and marked["b"] == "plain"
+    assert "".join(escape.split(next(iter(marked)))) == "a<s>"
+    assert escape.split(next(iter(marked.values()))[0]) == ["<", "s><t>"]
+    assert next(iter(marked.values()))[1:] == [1, None, True]
+    assert SpecialTokenEscape([]).mark(value) == value

@@ -17,14 +17,7 @@ TEXTS = (
 SIZE = 700
 JSON = train_bpe.train(TEXTS, vocab_size=SIZE, seed=0)
 TOKENIZER = Tokenizer.from_str(JSON)
-BYTES = {
-    c: b
-    for b, c in zip(
-        [*range(33, 127), *range(161, 173), *range(174, 256)],
-        [chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))],
-        strict=True,
-    )
-}
+BYTES = {chr(b): b for b in (*range(33, 127), *range(161, 173), *range(174, 256))}
 
 
 def token_bytes(name):

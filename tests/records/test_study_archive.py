@@ -1,15 +1,16 @@
 """Archives of studies: what is read back, and what is refused before anything is used."""
 
+import fcntl
 import hashlib
 import io
 import lzma
 import os
-import platform
 import random
+import shutil
 import stat
-import subprocess
 import tarfile
 import zipfile
+from contextlib import contextmanager
 
 import pytest
 
@@ -135,16 +136,50 @@ def test_the_same_study_gives_the_same_bytes_and_unpacks_to_the_same_files(
 
 
 def test_what_a_killed_process_has_unpacked_is_removed_by_the_next(archive, tmp_path):
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    folders = {
-        pid: tmp_path / f".unpacked.{host}.{pid}.tmp"
-        for host, pid in ((platform.node(), ended.pid), (platform.node(), os.getppid()), ("x", 1))
-    }
-    for folder in folders.values():
+    left, live = (tmp_path / f".unpacked.{digit * 8}.tmp" for digit in "0a")
+    for folder in (left, live):
         (folder / "cell").mkdir(parents=True)
-    unpack_archive(archive, tmp_path / "unpacked")
-    assert [pid for pid, folder in folders.items() if folder.exists()] == [os.getppid(), 1]
+    with open_locked(live):
+        unpack_archive(archive, tmp_path / "unpacked")
+    assert live.exists() and not left.exists()
+
+
+@contextmanager
+def open_locked(folder):
+    """Lock a folder as a process that unpacks in it does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+    os.close(descriptor)
+
+
+@pytest.fixture
+def unpack_while(archive, tmp_path, monkeypatch):
+    """Return a function that unpacks the archive, and calls another after it wrote a file."""
+    write = archives._write_below
+
+    def unpack(interfere):
+        def write_and_interfere(place, name, content):
+            write(place, name, content)
+            if name == "report.md":
+                interfere(place)
+
+        monkeypatch.setattr(archives, "_write_below", write_and_interfere)
+        unpack_archive(archive, tmp_path / "unpacked")
+        return tmp_path / "unpacked"
+
+    return unpack
+
+
+def test_another_process_removes_no_folder_that_is_being_unpacked(study, unpack_while, tmp_path):
+    folder = unpack_while(lambda _: archives._remove_abandoned(tmp_path / "unpacked"))
+    assert [name for name, _ in regular_files(folder)] == [name for name, _ in regular_files(study)]
+
+
+def test_a_folder_that_was_removed_while_it_was_unpacked_is_not_left_short(unpack_while, tmp_path):
+    with pytest.raises(RecordError, match="were removed while they were written"):
+        unpack_while(shutil.rmtree)
+    assert not [path for path in tmp_path.iterdir() if "unpacked" in path.name]
 
 
 def test_other_tools_unpack_it(archive):

@@ -1,5 +1,6 @@
 """``python -m labkit.replicate``: planted studies, archived and repeated in another folder."""
 
+import importlib
 import json
 import math
 import os
@@ -444,7 +445,38 @@ def test_an_archive_s_own_class_is_carried_if_asked_and_run_if_trusted(
     assert main(["unpacked", "out=x", "--trust", "design.blocks=8"]) == 0
     assert "from the author: " in capsys.readouterr().err
     assert Path("x/from_author/sources/own_maps.py").is_file()
-    assert os.environ["PYTHONPATH"] == str(Path("x/from_author/sources").resolve())
+    assert os.environ["PYTHONPATH"] == "" and not any("from_author" in one for one in sys.path)
+
+
+def test_each_study_of_an_article_imports_its_own_author_s_class(author, tmp_path, monkeypatch):
+    """Of two modules of one name, both studies had the last one's."""
+    silence(monkeypatch, tmp_path)
+    change = set_in("engine", "attention", "resolver", value="own_maps:Mine")
+    for who in ("ann", "ben"):
+        (tmp_path / who).mkdir()
+        (tmp_path / who / "own_maps.py").write_text(f"WHO = {who!r}\nclass Mine:\n    pass\n")
+        folder = edited(author, tmp_path, lambda data: data["arm"] == "seq_map" and change(data))
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / who))
+            archive_command.archive_study(folder, tmp_path / f"{who}.zip", with_sources=True)
+        shutil.rmtree(folder)
+    article = tmp_path / "post.md"
+    article.write_text('| a |\n| --- |\n| {{ answer("ann.zip") }} |\n| {{ answer("ben.zip") }} |\n')
+    found = {}
+
+    class Importing(Planted):
+        def prepare(self, cell):
+            (place,) = (one for one in os.environ["PYTHONPATH"].split(":") if "from_author" in one)
+            own_class = importlib.import_module("own_maps")
+            found[own_class.WHO] = place, str(Path(own_class.__file__).parent)
+
+    monkeypatch.setattr(
+        study_runner, "StudyRunner", lambda out, cells: StudyRunner(out, cells, Importing(0.2))
+    )
+    assert main([str(article), "out=mine", "--trust", "design.blocks=8"]) == 0
+    folders = {who: str(Path(f"mine/{who}/from_author/sources").resolve()) for who in found}
+    assert found == {who: (folders[who], folders[who]) for who in ("ann", "ben")}
+    assert "own_maps" not in sys.modules
 
 
 def test_an_article_names_its_tables_archives_and_its_tables_say_how_to_repeat_them(

@@ -115,9 +115,11 @@ class ModelServer(LocalServer):
         options = serve.compose(["server.port=0", *overrides])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(command, "configure_process", lambda engine: None)
-            loaded = command.load(options)
-        name = options.server.model_name or loaded.model.name
-        service = Service(options.server, name, loaded.tokenizer, loaded.engine, loaded.model)
+            model, tokenizer, engine = command.load(options)
+        name = options.server.model_name or model.name
+        takes_priorities = options.engine.scheduler.takes_priorities
+        parts = tokenizer, engine, model
+        service = Service(options.server, name, *parts, takes_priorities=takes_priorities)
         service.grammars.load_tokenizer()
         super().__init__(service)
 

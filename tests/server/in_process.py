@@ -12,7 +12,14 @@ from labkit.server.http.routes import create_app
 
 
 def run_scenario(
-    scenario, tmp_path, *, tokenizer=None, engine=None, on_engine_failure=lambda: None, **options
+    scenario,
+    tmp_path,
+    *,
+    tokenizer=None,
+    engine=None,
+    on_engine_failure=lambda: None,
+    takes_priorities=False,
+    **options,
 ):
     """Run ``scenario(service, engine)`` with a fake engine; return the engine."""
     engine = engine or FakeEngine()
@@ -24,6 +31,7 @@ def run_scenario(
             tokenizer or CharTokenizer(),
             engine,
             FakeModel(tmp_path),
+            takes_priorities=takes_priorities,
         )
         service.templates = TemplatesHere(service.tokenizer)
         service.app = create_app(service)

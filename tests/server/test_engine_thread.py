@@ -1,6 +1,7 @@
 """Tests of the engine's thread, and of the server when that thread is dead or stuck."""
 
 import asyncio
+import queue
 import re
 import threading
 import time
@@ -240,6 +241,29 @@ def test_closing_a_generation_aborts_it(tmp_path):
         assert service.num_live == 0 and engine.aborted == ["call-0"]
 
     run_scenario(scenario, tmp_path)
+
+
+class Reserving(FakeEngine):
+    """An engine with KV memory for four requests."""
+
+    def is_running(self, request_id):
+        return request_id in self.remaining
+
+    def kv_bytes(self):
+        return KVBytes(len(self.remaining), 0, 4)
+
+
+def test_the_memory_that_an_abort_frees_is_reported_without_a_further_step():
+    steps = queue.SimpleQueue()
+    thread = EngineThread(Reserving(), steps.put, lambda error: None)
+    thread.start()
+    thread.submit(Request("a", (1,), SamplingParams(max_tokens=1 << 30)))
+    assert steps.get(timeout=10).kv_usage == 0.25
+    thread.abort("a")
+    while (last := steps.get(timeout=10)).kv_usage:
+        pass
+    assert (last.kv_usage, last.events, last.running, last.counters) == (0, [], set(), None)
+    thread.stop(10)
 
 
 def test_a_request_that_the_engine_refuses_is_a_bad_request(tmp_path):

@@ -1,5 +1,6 @@
 """Tests of the log probabilities of prompts: ``echo`` and vLLM's ``prompt_logprobs``."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -134,10 +135,14 @@ def test_prompt_logprobs_of_a_chat(server):
     ("path", "fields", "param"),
     [
         (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (CHAT, {"echo": True}, "echo"),
+        (COMPLETIONS, {"priority": 1}, "priority"),
+        (CHAT, {"priority": -1}, "priority"),
+        (CHAT, {"priority": 0.5}, "priority"),
         (COMPLETIONS, {"prompt": ["x" * 9000] * 9, "echo": True, "logprobs": 9}, "prompt"),
         (COMPLETIONS, {"prompt": "x" * 9000, "prompt_logprobs": 20, "n": 9}, "prompt"),
     ],
@@ -151,6 +156,21 @@ def test_what_is_not_supported_is_refused(tmp_path, path, fields, param):
         assert not engine.submitted
 
     run_scenario(scenario, tmp_path)
+
+
+def test_a_priority_reaches_an_engine_whose_queue_takes_it(tmp_path):
+    prompts = {
+        COMPLETIONS: {"prompt": ["a", "b"]},
+        CHAT: {"messages": [{"role": "user", "content": "a"}], "n": 2},
+    }
+
+    async def scenario(service, engine):
+        for (path, prompt), priority in itertools.product(prompts.items(), (-2, 0, None)):
+            body = {"model": "fake", "max_tokens": 1, "priority": priority, **prompt}
+            assert (await post(service, path, body))[0] == 200
+        assert [one.priority for one in engine.submitted] == [-2, -2, 0, 0, 0, 0] * 2
+
+    run_scenario(scenario, tmp_path, takes_priorities=True)
 
 
 def test_an_engine_without_log_probabilities_of_prompts_is_an_error(tmp_path):

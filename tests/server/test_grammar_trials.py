@@ -21,7 +21,7 @@ from labkit.server.constraints.grammar_compiler import (
     GrammarError,
     GrammarSource,
 )
-from labkit.server.constraints.structured_output import GrammarProcesses
+from labkit.server.constraints.structured_output import Grammars
 from labkit.server.types.api_error import ApiError
 
 GOOD = GrammarSource("json_schema", '{"type": "object"}')
@@ -48,7 +48,7 @@ def run(scenario, chat_model, **limits):
     limits = {"grammar_timeout_s": 60, "grammar_memory_bytes": 1 << 30, **limits}
 
     async def main():
-        processes = GrammarProcesses(
+        processes = Grammars(
             config.Server(**limits),
             GrammarCompiler(str(chat_model / "tokenizer.json"), 4096, [4095]),
         )
@@ -255,11 +255,11 @@ PARENT = """\
 import asyncio
 from labkit import config
 from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarSource
-from labkit.server.constraints.structured_output import GrammarProcesses
+from labkit.server.constraints.structured_output import Grammars
 
 async def main():
     options = config.Server(grammar_timeout_s=600, grammar_memory_bytes=1 << 40)
-    processes = GrammarProcesses(options, GrammarCompiler({path!r}, 4096, [4095]))
+    processes = Grammars(options, GrammarCompiler({path!r}, 4096, [4095]))
     await processes.check({good!r})
     print(processes._pool._idle[0]._process.pid, flush=True)
     await processes.check({endless!r})

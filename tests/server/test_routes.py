@@ -164,6 +164,37 @@ def test_a_full_server_sends_retry_after(limited_server, limited_client):
     waiting[0].close()
 
 
+def test_a_request_of_a_lower_priority_overtakes_an_earlier_one(tiny_server):
+    options = "engine.scheduler.max_num_seqs=1", "engine.scheduler.queue=priority"
+    with tiny_server(*options) as server, ThreadPoolExecutor(2) as pool:
+        client = connect(server.url, strict=False)
+
+        def stream(priority):
+            return endless_stream(client, extra_body={"ignore_eos": True, "priority": priority})
+
+        running = stream(0)
+        next(iter(running))
+        waiting = []
+        for priority in (9, -1):
+            waiting.append(pool.submit(stream, priority))
+            deadline = time.monotonic() + 30
+            while metric(server, "vllm:num_requests_waiting") < len(waiting):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        running.close()
+        with waiting[1].result(timeout=60):
+            assert not waiting[0].done()  # it has no first token, with which its status is sent
+        waiting[0].result(timeout=60).close()
+
+
+def wait_for_free_memory(server):
+    """Wait until no request has KV memory, without a further request."""
+    deadline = time.monotonic() + 60
+    while metric(server, "vllm:kv_cache_usage_perc"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     before = metric(server, "vllm:request_success_total", finished_reason="abort")
     # Without the disconnect it would finish with reason length.
@@ -171,13 +202,18 @@ def test_a_disconnect_frees_the_requests_memory(server, lenient_client):
     next(iter(stream))
     assert metric(server, "vllm:kv_cache_usage_perc") > 0
     stream.close()
-    deadline = time.monotonic() + 60
-    while metric(server, "vllm:num_requests_running") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for_free_memory(server)
+    assert metric(server, "vllm:num_requests_running") == 0
     assert metric(server, "vllm:request_success_total", finished_reason="abort") == before + 1
-    # The next step updates the usage.
-    assert lenient_client.completions.create(**HELLO).choices[0].finish_reason == "length"
-    assert metric(server, "vllm:kv_cache_usage_perc") < 0.01
+
+
+def test_a_stop_text_frees_the_requests_memory(server, client):
+    """The engine does not know the text: the request is aborted there after its last step."""
+    text = client.completions.create(**HELLO, max_tokens=8).choices[0].text
+    long = {**HELLO, "max_tokens": 512, "extra_body": {"ignore_eos": True}}
+    response = client.completions.create(**long, stop=[text[2:4]])
+    assert response.choices[0].finish_reason == "stop"
+    wait_for_free_memory(server)
 
 
 def test_a_request_ends_at_the_time_limit(limited_client, monkeypatch):
@@ -230,6 +266,11 @@ def test_metrics_count_a_request(server, client):
     prompt = response.usage.prompt_tokens
     deltas = [after - old for after, old in zip(counts(), before, strict=True)]
     assert deltas == [prompt, 5, 1, 1, 4, 1, 1, prompt + 4]
+    before = counts()  # of the prompt alone, the token that the engine generates is dropped
+    usage = client.completions.create(**HELLO, max_tokens=0, echo=True).usage
+    assert usage.completion_tokens == 0
+    deltas = [after - old for after, old in zip(counts(), before, strict=True)]
+    assert deltas[:7] == [prompt, 0, 1, 0, 0, 1, 0]
 
 
 def test_metrics_have_vllms_names(server):

@@ -8,7 +8,7 @@ from fake_server import FakeServer
 from in_process import get, post, run_scenario
 
 from labkit.engine.engine_protocol import NO_TOKEN, TokenEvent
-from labkit.server.apis import chat_writer, messages_api, responses_api
+from labkit.server.apis import chat_api, messages_api, responses_api
 from labkit.server.apis.completions_api import CompletionWriter
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -132,7 +132,7 @@ def test_a_part_that_is_formatted_too_long_ends_the_stream_with_an_error_event(
 
 
 WRITERS = {
-    "/v1/chat/completions": chat_writer.ChatWriter,
+    "/v1/chat/completions": chat_api.ChatWriter,
     "/v1/completions": CompletionWriter,
     "/v1/responses": responses_api.ResponseWriter,
     "/v1/messages": messages_api.MessageWriter,

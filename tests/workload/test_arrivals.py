@@ -6,7 +6,7 @@ from scipy import stats
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Lengths
 from labkit.workload.requests import arrivals
-from labkit.workload.requests.load_generator import ClientPool, RequestSchedule
+from labkit.workload.requests.load_generator import ClientPool
 from labkit.workload.tokenized_prompt import Prompt, draw_lengths
 
 COUNT = 4000
@@ -82,14 +82,14 @@ def sent(clients, elapsed):
 
 
 def test_a_closed_loop_delays_requests_only_by_its_number_of_clients():
-    clients = ClientPool(RequestSchedule([None] * 5, None, 2))
+    clients = ClientPool([None] * 5, None, 2)
     assert sent(clients, 0.0) == [0, 1]
     clients.finished(1, 1.0)
     assert sent(clients, 1.0) == [2]
 
 
 def test_a_session_s_turn_waits_for_the_answer_before_it_and_others_pass():
-    clients = ClientPool(RequestSchedule(["a", "a", "b", "b"], None, 3))
+    clients = ClientPool(["a", "a", "b", "b"], None, 3)
     assert sent(clients, 0.0) == [0, 2]
     clients.finished(2, 1.0)
     assert sent(clients, 1.0) == [3]
@@ -98,7 +98,7 @@ def test_a_session_s_turn_waits_for_the_answer_before_it_and_others_pass():
 
 
 def test_open_loop_requests_are_sent_when_due_or_when_a_slot_is_free():
-    clients = ClientPool(RequestSchedule([None] * 3, [0.0, 1.0, 1.5], 1))
+    clients = ClientPool([None] * 3, [0.0, 1.0, 1.5], 1)
     first = clients.next(0.0)
     assert (first.due, first.sent) == (0.0, 0.0) and clients.next(1.2) is None
     clients.finished(0, 2.0)
@@ -111,7 +111,7 @@ def test_open_loop_requests_are_sent_when_due_or_when_a_slot_is_free():
 
 def test_a_later_turn_of_a_trace_is_due_by_its_time_and_not_before_the_answer():
     for answered, expected in ((1.0, 4.0), (6.0, 6.0)):
-        clients = ClientPool(RequestSchedule(["a", "a"], [0.0, 4.0], None))
+        clients = ClientPool(["a", "a"], [0.0, 4.0], None)
         assert sent(clients, 9.0) == [0]
         clients.finished(0, answered)
         assert clients.next_send() == expected

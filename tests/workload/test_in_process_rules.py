@@ -120,7 +120,7 @@ def packed(session):
     """Return the addresses of the weights that an engine multiplies with."""
     from labkit.cpu.matmul.packed_linear import PackedLinear
 
-    forward = session._engine._loop._launcher.run_model._forward
+    forward = session.engine._loop._launcher.run_model._forward
     addresses, todo = set(), [forward._model]
     seen = set()
     while todo:
@@ -129,7 +129,7 @@ def packed(session):
             continue
         seen.add(id(item))
         if isinstance(item, PackedLinear):
-            addresses.add(item._panels._panels.ctypes.data)
+            addresses.add(item._panels.arrays[0].ctypes.data)
             continue
         slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
         todo += [getattr(item, name) for name in slots if hasattr(item, name)]

@@ -13,21 +13,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kernel_stubs import StubBackend, experiment, make_workload, reported
 
-from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
+from labkit.config import Case, State
 from labkit.workload.kernels import (
     interleaved_kernels,
+    kernel_arms,
     kernel_cases,
-    kernel_pilot,
-    kernel_warmup,
     kernel_workload_kind,
 )
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import spread_rounds
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput, TurnContext
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24, factor=2)
@@ -65,21 +64,12 @@ class World:
             self.turn = None
 
 
-class Backend:
+class Backend(StubBackend):
     """A launch takes ``seconds(world)``; other things that take time are named."""
-
-    name = "stub"
-    arrays = "numpy"
 
     def __init__(self, world, seconds, value=0.0, kernel="decode"):
         self.world, self.seconds, self.value, self.kernel = world, seconds, value, kernel
         self.poisoned, self.memory, self.turn_ids = [], set(), set()
-
-    def adopt(self, keys, values):
-        self.pools = [*keys, *values]
-
-    def bind(self, layer, *, scale, heads, window=None):
-        pass
 
     def plan(self, *, block_tables, seq_lens, cu_seqlens_q, total_q=None):
         self.world.spend("plan", 11.0)
@@ -97,30 +87,8 @@ class Backend:
         return out
 
     def report(self, plan):
-        report = SimpleNamespace(
-            kernel=self.kernel if plan.num_seqs > 1 else "other",
-            partitions=1,
-            launches=1,
-            reason="",
-            grid=(2, 5),
-            stamp=7,
-            expected_stamp=7,
-            stale=False,
-        )
-        report.counters = lambda: {"kernel.decode": 1}
-        return (report,)
-
-
-def make_workload(*wanted, **changes):
-    options = {
-        "warmup": 1,
-        "repeats": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "max_pool_bytes": 1 << 30,
-    }
-    return Workload("test", "kernel", cases=list(wanted), **{**options, **changes})
+        kernel = self.kernel if plan.num_seqs > 1 else "other"
+        return reported({"kernel.decode": 1}, kernel=kernel)
 
 
 def interleave_kernels(world, backends, *wanted, seed=0, **changes):
@@ -261,7 +229,7 @@ def test_an_output_is_checked_after_the_clock_was_read():
         backend.out[4, 3, 15] += 1.0
         return world.now
 
-    interleaved._arms._clock = clock
+    interleaved._arms.clock = clock
     with pytest.raises(InvalidOutput, match="the output differs from the first launch's"):
         interleaved.measure(lambda text: None)
 
@@ -483,7 +451,7 @@ def test_an_output_is_hashed_once_for_all_arms_that_agree(monkeypatch):
         hashed.append(out.copy())
         return array_outputs(out, dtype)
 
-    monkeypatch.setattr(kernel_warmup, "array_outputs", outputs)
+    monkeypatch.setattr(kernel_arms, "array_outputs", outputs)
     world = World()
     interleaved = measure_kernels(
         world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW
@@ -617,26 +585,16 @@ def test_a_wash_out_batch_that_runs_another_kernel_is_not_used(monkeypatch):
     assert {what for what, _ in world.done} == {"pulse", ("launch", 5), ("launch", 1)}
 
 
-def experiments(*workloads):
-    for workload in workloads:
-        plain = {
-            "model": {"shape": {}},
-            "workload": to_plain(workload),
-            "ablation": {"arms": {"base": {}}},
-        }
-        yield from_plain(Experiment, plain)
-
-
 @pytest.mark.parametrize("change", [{"repeats": 3}, {"warmup": 4}, {"state": State.cold}])
 def test_arms_with_different_rounds_run_in_separate_processes(change):
     (name,) = change
-    arms = list(experiments(make_workload(FEW), make_workload(FEW, **change)))
+    arms = [experiment(make_workload(FEW)), experiment(make_workload(FEW, **change))]
     assert f"workload.{name}" in kernel_workload_kind.KIND.apart(arms)
     assert kernel_workload_kind.KIND.apart([arms[0], arms[0]]) is None
 
 
 def test_arms_on_warm_caches_that_copy_memory_run_in_separate_processes():
-    fused, gather = experiments(*2 * [make_workload(FEW, state=State.warm)])
+    fused, gather = (experiment(make_workload(FEW, state=State.warm)) for _ in range(2))
     assert kernel_workload_kind.KIND.apart([fused, gather]) is None
     attention = dataclasses.replace(gather.engine.attention, backend="gather")
     gather = dataclasses.replace(
@@ -649,7 +607,7 @@ def test_arms_on_warm_caches_that_copy_memory_run_in_separate_processes():
 
 def test_the_estimate_of_cold_turns_has_flushes_and_that_of_others_their_wash_outs(monkeypatch):
     monkeypatch.setattr(kernel_cases, "BRIEF_BYTES", 1)  # one launch a turn is timed, hot or cold
-    arms = [*experiments(*(make_workload(FEW, repeats=100, state=state) for state in State))]
+    arms = [experiment(make_workload(FEW, repeats=100, state=state)) for state in State]
 
     def estimates(flush_s):
         monkeypatch.setattr(kernel_workload_kind, "FLUSH_SECONDS", flush_s)
@@ -665,14 +623,13 @@ def test_the_estimate_of_cold_turns_has_flushes_and_that_of_others_their_wash_ou
 
 
 def test_arms_with_another_repeat_factor_run_in_separate_processes():
-    arms = experiments(
-        make_workload(FEW), make_workload(Case("few", decode=5, context=40, factor=4))
-    )
-    assert "factor" in kernel_workload_kind.KIND.apart(list(arms))
+    other = Case("few", decode=5, context=40, factor=4)
+    arms = [experiment(make_workload(case)) for case in (FEW, other)]
+    assert "factor" in kernel_workload_kind.KIND.apart(arms)
 
 
 def test_the_warm_up_rule_matches_its_documentation():
-    assert (kernel_warmup.SETTLED_RATIO, kernel_warmup.MAX_ROUNDS) == (0.98, 20)
+    assert (kernel_arms.SETTLED_RATIO, kernel_arms.MAX_ROUNDS) == (0.98, 20)
 
 
 def test_a_pilot_has_the_cost_and_the_noise_of_each_case_and_nothing_about_arms():
@@ -705,4 +662,4 @@ def test_a_short_pilot_has_three_rounds_and_a_case_in_two_states_is_one():
 def test_a_round_s_noise_is_that_of_a_ratio_and_outliers_do_not_count(arms, sd):
     times = np.random.default_rng(0).normal(0, 0.1, (arms, 400))
     times[:, :20] += 3.0 * np.arange(arms * 20).reshape(arms, 20)
-    assert kernel_pilot.round_sd(list(times)) == pytest.approx(sd, rel=0.15)
+    assert interleaved_kernels.round_sd(list(times)) == pytest.approx(sd, rel=0.15)

@@ -9,69 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from serving_stubs import Clock, ServerStub, StubEngine
 
 from labkit.config import ArrivalKind, Arrivals, Workload
-from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent, TokenEvent
-from labkit.workload.measurement import InvalidOutput
-from labkit.workload.requests import step_stall_seconds
+from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent
+from labkit.workload.requests import interleaved_serving_arms
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.turn_order import ArmClock, LiveClock, RandomTurnOrder
-
-
-class Base:
-    """The clock on the wall: it runs when an engine steps, or somebody pushes it."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-class StubEngine:
-    """A token per live request and step; ``seconds(step, live)`` is what a step takes."""
-
-    name = "stub"
-
-    def __init__(self, base, seconds):
-        self.base, self.seconds = base, seconds
-        self.live, self.submitted, self.steps, self.computed = {}, [], 0, 0
-        self.closed = False
-
-    def submit(self, request):
-        self.live[request.request_id] = request.params.max_tokens
-        self.submitted.append(request.request_id)
-
-    def has_work(self):
-        return bool(self.live)
-
-    def step(self):
-        self.base.now += self.seconds(self.steps, len(self.live))
-        self.steps += 1
-        self.computed += len(self.live)
-        events = []
-        for request_id in list(self.live):
-            self.live[request_id] -= 1
-            end = not self.live[request_id]
-            events.append(TokenEvent(request_id, self.steps, "length" if end else None, margin=1.0))
-            if end:
-                del self.live[request_id]
-        return events
-
-    def counters(self):
-        return {"tokens.computed": float(self.computed)}
-
-    def reset_counters(self):
-        self.steps = self.computed = 0
-
-    def clear_cache(self):
-        pass
-
-    def close(self):
-        self.closed = True
-
+from labkit.workload.workload_protocols import InvalidOutput
 
 PROMPTS = [Prompt(f"r{i}", (1, 2, 3), 20 + 7 * (i % 5)) for i in range(12)]
 
@@ -87,7 +34,7 @@ def chat(**options):
 
 
 def alone(seconds, **options):
-    base = Base()
+    base = Clock(100.0)
     session = ServingSession(
         StubEngine(base, seconds), PROMPTS, chat(**options), seed=5, vocab_size=50, clock=base
     )
@@ -97,7 +44,7 @@ def alone(seconds, **options):
 
 def test_the_default_clocks_count_waiting_for_a_device():
     """A GPU or a server that works while the host waits takes no CPU time."""
-    wait_s, base = 0.002, Base()
+    wait_s, base = 0.002, Clock(100.0)
 
     def seconds(step, live):
         time.sleep(wait_s)
@@ -119,7 +66,7 @@ class Together:
     """Arms that take turns; ``log`` is the order, ``between`` seconds pass between two turns."""
 
     def __init__(self, *kinds, seed=1, between=0.0, workloads=None, **options):
-        self.base, self.log, self.between = Base(), [], between
+        self.base, self.log, self.between = Clock(100.0), [], between
         self.engines = [StubEngine(self.base, kind) for kind in kinds]
         seats = []
         workloads = workloads or [chat(**options)] * len(kinds)
@@ -172,7 +119,7 @@ def test_what_was_loaded_is_kept_from_the_collector_while_it_is_measured():
 
 
 def test_a_clock_stands_still_outside_its_turns():
-    base = Base()
+    base = Clock(100.0)
     clock = ArmClock(base)
     base.now += 5
     assert clock() == 0
@@ -267,25 +214,8 @@ def test_a_slice_is_whole_steps_and_ends_with_the_one_that_reaches_30_ms():
     assert {b - a for a, b in pairwise(at[1][:-1])} == {1}
 
 
-class StubServer(StubEngine):
+class StubServer(ServerStub, StubEngine):
     """A stub engine whose tokens another process computes."""
-
-    clock = None
-
-    def use_clock(self, clock):
-        self.clock = clock
-
-    def wait(self, seconds):
-        pass
-
-    def prepare_requests(self, requests, streams):
-        pass
-
-    def process_memory(self):
-        return {}
-
-    def check_running(self):
-        pass
 
     def step(self):
         events, now = [], self.clock
@@ -302,7 +232,7 @@ def test_a_server_s_times_are_its_arm_s_and_keep_what_looks_like_a_stall():
     def spiky(step, live):
         return 0.01 + 0.5 * (step == 20)
 
-    base = Base()
+    base = Clock(100.0)
     seats = []
     for _ in range(2):
         clock = ArmClock(base)
@@ -318,7 +248,7 @@ def test_a_server_s_times_are_its_arm_s_and_keep_what_looks_like_a_stall():
     order = RandomTurnOrder(random.Random(1))
     for measured in InterleavedServing(seats, order, turn).measure(lambda text: None):
         assert "stalls" not in measured.notes
-        steps = seats[0].session._engine.steps
+        steps = seats[0].session.engine.steps
         assert metrics(measured)["wall_s"] == pytest.approx(0.01 * (steps - 1) + 0.5, rel=0.05)
 
 
@@ -332,7 +262,7 @@ def test_counters_are_read_once_if_computed_tokens_need_not_be_read_from_them(ki
             reads.append(self.steps)
             return super().counters()
 
-    base = Base()
+    base = Clock(100.0)
     engine = Counted(base, plain)
     if kind is StubEngine:
         engine.computed_tokens = lambda: own.append(engine.steps) or float(engine.computed)
@@ -346,7 +276,7 @@ def test_counters_are_read_once_if_computed_tokens_need_not_be_read_from_them(ki
 
 
 def test_a_turn_ends_in_time_although_a_server_sends_nothing():
-    base, waits = Base(), []
+    base, waits = Clock(100.0), []
 
     class Silent(StubServer):
         def wait(self, seconds):
@@ -371,7 +301,7 @@ class GrantedOrder(RandomTurnOrder):
 
 
 def test_what_a_live_arm_computes_ahead_goes_on_in_its_next_turn_and_takes_time_on_its_clock():
-    base, drained, stops = Base(), [], []
+    base, drained, stops = Clock(100.0), [], []
     clock = LiveClock(lambda: sum(stops), base)
     engine = StubEngine(base, lambda step, live: 0.01)
     engine.drain = lambda: drained.append(base.now)
@@ -498,10 +428,10 @@ def test_steps_of_a_rare_kind_are_no_stalls():
     """Four long prefills beside many decodes, where nothing of the same schedule is beside them."""
     times = np.array([0.03] * 60 + [5.0] * 4)
     tokens = np.array([96.0] * 60 + [4000.0] * 4)
-    assert not step_stall_seconds.by_similar_steps(times, tokens).any()
+    assert not interleaved_serving_arms.by_similar_steps(times, tokens).any()
     times[7] += 0.5
-    assert step_stall_seconds.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
-    assert not step_stall_seconds.by_similar_steps(times, np.zeros(64)).any()
+    assert interleaved_serving_arms.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
+    assert not interleaved_serving_arms.by_similar_steps(times, np.zeros(64)).any()
 
 
 def test_what_an_engine_computes_ahead_ends_in_its_own_turn_and_on_its_own_clock():

@@ -1,22 +1,29 @@
 import base64
 import hashlib
+import shutil
 import zlib
+from functools import partial
 from types import SimpleNamespace
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from kernel_stubs import StubBackend, experiment, make_workload, reported
 
 from labkit import workload as workloads
-from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
+from labkit.config import Case, ConfigError, Precision
 from labkit.config.engine.attention import ATTENTION_BACKENDS
+from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
+from labkit.engine.attention.backends.mlx_backend_base import MlxBackend
+from labkit.engine.attention.launch_report import LaunchReport
 from labkit.metal.emulator import cpp_compilation
-from labkit.workload import device_availability
+from labkit.workload import device_availability, kind_of
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.kernels.launch_timing import MlxLaunchQueue
 from labkit.workload.output_digest import array_outputs
-from labkit.workload.workload_protocols import single_arm_context
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput, single_arm_context
 
 DECODE = Case(name="decode", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24)
@@ -25,32 +32,17 @@ RAGGED = Case("r", decode=2, context=17, uneven=[[33, 0], [1, 70], [5, 100]])
 HUGE = Case(name="huge", decode=1024, context=2048)
 
 
-def make(*cases, **changes):
-    options = {
-        "warmup": 2,
-        "repeats": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "max_pool_bytes": 1 << 20,
-    }
-    return Workload(name="test", kind="kernel", cases=list(cases), **{**options, **changes})
+make = partial(make_workload, warmup=2, max_pool_bytes=1 << 20)
 
 
-class StubBackend:
+class Backend(StubBackend):
     """Writes a value per token and head that depends on the batch; faults can be planted."""
-
-    name = "stub"
-    arrays = "numpy"
 
     def __init__(self, fault=None):
         self.fault, self.plans, self.launches, self.poisoned = fault, [], 0, []
 
     def adopt(self, keys, values):
         self.block_size = keys[0].shape[1]
-
-    def bind(self, layer, *, scale, heads, window=None):
-        self.scale = scale
 
     def plan(self, *, block_tables, seq_lens, cu_seqlens_q, total_q=None):
         self.plans.append((block_tables, seq_lens, cu_seqlens_q, self.block_size))
@@ -70,18 +62,7 @@ class StubBackend:
 
     def report(self, plan):
         stamp = 6 if self.fault == "stale" and self.launches == 4 else 7
-        report = SimpleNamespace(
-            kernel="decode",
-            partitions=1,
-            launches=1,
-            reason="",
-            grid=(2, 5),
-            stamp=stamp,
-            expected_stamp=7,
-            stale=stamp != 7,
-        )
-        report.counters = lambda: {"kernel.decode": 1, "attention.search_iterations": 10}
-        return (report,)
+        return reported({"kernel.decode": 1, "attention.search_iterations": 10}, stamp=stamp)
 
 
 def run(backend, *cases, **changes):
@@ -96,7 +77,7 @@ def run(backend, *cases, **changes):
 
 
 def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
-    backend = StubBackend()
+    backend = Backend()
     result, beats = run(backend, DECODE, PREFILL)
     decode, prefill = result.cases
     assert [m.name for m in decode.metrics] == ["dispatch_us"]
@@ -129,7 +110,7 @@ def test_minimum_work_equals_a_loop_over_queries_and_keys(case, window):
 
 
 def test_counters_are_of_the_measured_dispatches_only():
-    result, _ = run(StubBackend(), DECODE)
+    result, _ = run(Backend(), DECODE)
     assert result.counters == {
         "attention.search_iterations": 180,
         "engine.paged": 18,
@@ -152,11 +133,11 @@ def test_counters_are_of_the_measured_dispatches_only():
 )
 def test_an_output_that_cannot_be_trusted_stops_the_run(fault, error, message):
     with pytest.raises(error, match=message):
-        run(StubBackend(fault), DECODE)
+        run(Backend(fault), DECODE)
 
 
 def test_a_case_beyond_the_pool_limit_is_skipped_with_its_reason():
-    result, beats = run(StubBackend(), HUGE, DECODE)
+    result, beats = run(Backend(), HUGE, DECODE)
     assert result.cases[0].skipped == (
         "its KV pool needs 512.0 MiB; raise workload.max_pool_bytes (now 1.0 MiB)"
     )
@@ -184,7 +165,7 @@ def test_a_resolver_for_pure_decode_refuses_uneven_queries():
 
 
 def test_decodes_come_first_and_lengths_are_those_of_the_case():
-    backend = StubBackend()
+    backend = Backend()
     run(backend, MIXED)
     tables, seq_lens, starts, block_size = backend.plans[0]
     assert starts.tolist() == [0, 1, 2, 3, 36]
@@ -206,8 +187,8 @@ def test_block_tables_are_random_and_share_no_block(case):
 
 
 def test_inputs_do_not_depend_on_which_other_cases_run():
-    alone, _ = run(StubBackend(), MIXED)
-    among, _ = run(StubBackend(), DECODE, MIXED, PREFILL)
+    alone, _ = run(Backend(), MIXED)
+    among, _ = run(Backend(), DECODE, MIXED, PREFILL)
     assert alone.cases[0].outputs == among.cases[1].outputs
 
 
@@ -252,18 +233,6 @@ def test_the_session_runs_on_the_real_reference_backend():
     result, _ = run(reference, DECODE, PREFILL, MIXED)
     assert result.counters["kernel.reference"] == 3 * (6 + 2 + 2)
     assert len({case.outputs["digest"] for case in result.cases}) == 3
-
-
-def experiment(workload, **engine):
-    from labkit.config import Experiment
-
-    plain = {
-        "engine": engine,
-        "model": {"shape": {}},
-        "workload": to_plain(workload),
-        "ablation": {"arms": {"base": {}}},
-    }
-    return from_plain(Experiment, plain)
 
 
 def test_prepare_refuses_what_cannot_run():
@@ -342,3 +311,104 @@ def test_options_of_mlx_without_their_gpu_are_refused(monkeypatch, gpu, option, 
     else:
         with pytest.raises(ConfigError, match=message):
             device_availability.check(arm)
+
+
+# ------------------------------------------------------------------ in half precision
+
+HALF = (Precision.float16, Precision.bfloat16)
+CASE = Case(name="mixed", decode=2, context=21, prefill=1, chunk=5)
+
+
+def make_typed(dtype):
+    return make_workload(CASE, dtype=dtype, head_dim=64)
+
+
+@pytest.mark.parametrize("dtype", list(Precision))
+def test_numbers_are_rounded_as_mlx_rounds_them(dtype):
+    rng = np.random.default_rng(0)
+    bits = np.float32(1).view(np.uint32) + np.arange(1 << 17, dtype=np.uint32)  # ties both ways
+    numbers = np.concatenate([rng.standard_normal(4096, dtype=np.float32), bits.view(np.float32)])
+    for signed in (numbers, -numbers):
+        expected = mx.array(signed).astype(getattr(mx, dtype.value))
+        stored = from_float32(signed, dtype.value)
+        queue = MlxLaunchQueue(dtype)
+        assert mx.array_equal(queue.put(stored), expected)
+        np.testing.assert_array_equal(queue.read(expected), stored)
+        single = expected.astype(mx.float32)
+        np.testing.assert_array_equal(to_float32(stored), np.asarray(single))
+
+
+def test_every_type_holds_the_same_numbers_rounded():
+    single = kernel_cases.allocate(1 << 16, 512, seed=3)
+    for dtype in HALF:
+        half = kernel_cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
+        for name in ("q", "k_pool", "v_pool"):
+            expected = from_float32(getattr(single, name), dtype.value)
+            np.testing.assert_array_equal(getattr(half, name), expected)
+
+
+def test_bytes_are_those_of_the_type():
+    sizes = [kernel_cases.geometry(CASE, make_typed(dtype), 16) for dtype in Precision]
+    assert [size.pool_bytes for size in sizes] == [sizes[0].pool_bytes // n for n in (1, 2, 2)]
+    least = [kernel_cases.work(sizes[0], make_typed(dtype)).bytes for dtype in Precision]
+    assert least == [least[0] // n for n in (1, 2, 2)]
+
+
+class Echo(MlxBackend):
+    """A backend on a device: a launch returns its queries."""
+
+    name = "echo"
+
+    def attend(self, layer, q, plan, out):
+        self.types = {array.dtype for array in (q, *self.keys, *self.values)}
+        return q * 1, LaunchReport(
+            kernel="decode",
+            grid=(1,),
+            reason="",
+            resolver="none",
+            layer=0,
+            kv_blocks_visited=0,
+            bytes=0,
+            map_us=0.0,
+        )
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_launch_runs_in_the_case_s_dtype_and_its_output_is_fingerprinted_in_it(dtype):
+    backend = Echo()
+    kernels = InterleavedKernels(
+        [KernelArm("paged", lambda: backend, make_typed(dtype), 16)],
+        single_arm_context(1),
+    )
+    kernels.warm_up()
+    (measured,) = kernels.measure(lambda text: None)
+    (result,), (values,) = measured.cases, measured.values.values()
+    assert backend.types == {getattr(mx, dtype.value)}
+    assert result.outputs["dtype"] == dtype.value
+    assert values.dtype == np.float32 and not np.isnan(values).any()
+    # The template is repeated, and every memory begins with it.
+    expected = kernel_cases.allocate(1 << 10, values.size, 1, dtype).q
+    np.testing.assert_array_equal(from_float32(values.reshape(-1), dtype.value), expected)
+
+
+def test_arms_of_different_types_stay_apart():
+    device = {"attention": {"device": "emulated"}}
+    two = [experiment(make_typed(dtype), **device) for dtype in HALF]
+    assert "the arms differ in workload.dtype" in kind_of(two[0]).apart(two)
+    assert kind_of(two[0]).apart(two[:1] * 2) is None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler")
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_emulated_kernels_compute_the_cases_in_half_precision(dtype):
+    outputs = {}
+    for kind in (dtype, Precision.float32):
+        one = experiment(make_typed(kind), attention={"device": "emulated"})
+        kernels = kind_of(one).load([one], single_arm_context(1))
+        kernels.warm_up()
+        (measured,) = kernels.measure(lambda text: None)
+        (outputs[kind],) = measured.values.values()
+        assert measured.cases[0].outputs["dtype"] == kind.value
+        kernels.close()
+    error = np.abs(outputs[dtype] - outputs[Precision.float32]).max()
+    assert 0 < error < (4e-3 if dtype is Precision.float16 else 3e-2)

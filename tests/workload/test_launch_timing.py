@@ -6,16 +6,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kernel_stubs import StubBackend, make_workload, reported
 
-from labkit.config import Attention, Case, Device, Precision, State, Workload
+from labkit.config import Attention, Case, Device, Precision, State
 from labkit.engine import attention
 from labkit.workload import device_availability
 from labkit.workload.kernels import kernel_cases, launch_timing
 from labkit.workload.kernels.interleaved_kernels import InterleavedKernels
 from labkit.workload.kernels.kernel_arms import KernelArm
-from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
-from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.workload_protocols import TurnContext, single_arm_context
+from labkit.workload.kernels.launch_timing import MlxLaunchQueue
+from labkit.workload.workload_protocols import (
+    InvalidOutput,
+    StaleOutput,
+    TurnContext,
+    single_arm_context,
+)
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 # Seconds.
@@ -101,24 +106,21 @@ class LaunchQueue:
         return Node(self.world, [start], lambda v: v + 1, EMPTY)
 
 
-class Backend:
+class Backend(StubBackend):
     """A lazy launch of ``seconds``; the host takes time to describe it, and to prepare a plan.
 
     ``fault(number, out)`` may change the output of the launch of that number in its chain.
     """
 
-    name, arrays = "stub", "mlx"
+    arrays = "mlx"
 
     def __init__(self, world, seconds=2.0, fault=None):
         self.world, self.seconds, self.fault = world, seconds, fault
         self.stale, self.lost, self.seen = None, 0, set()
 
     def adopt(self, keys, values):
-        self.pools = [*keys, *values]
+        super().adopt(keys, values)
         self.seen.update(id(pool.needs[0].needs[0]) for pool in self.pools)
-
-    def bind(self, layer, *, scale, heads, window=None):
-        pass
 
     def plan(self, *, block_tables, seq_lens, cu_seqlens_q, total_q=None):
         self.world.spend("plan", PLAN)
@@ -146,28 +148,13 @@ class Backend:
         ran = [node.value is not None for node in plan.launched]
         stale = not all(ran) or self.stale == len(ran)
         plan.launched = []
-        report = SimpleNamespace(
-            kernel="decode",
-            partitions=1,
-            launches=len(ran) - self.lost,
-            reason="",
-            grid=(2, 5),
-            stamp=6 if stale else 7,
-            expected_stamp=7,
-            stale=stale,
-        )
-        report.counters = lambda: {"kernel.decode": len(ran)}
-        return (report,)
+        stamp, launches = 6 if stale else 7, len(ran) - self.lost
+        return reported({"kernel.decode": len(ran)}, launches=launches, stamp=stamp)
 
 
 @pytest.fixture(autouse=True)
 def chains_of_four(monkeypatch):
     monkeypatch.setattr(kernel_cases, "MAX_CHAIN_LENGTH", 4)
-
-
-def make_workload(*wanted, **changes):
-    options = {"warmup": 1, "repeats": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
-    return Workload("test", "kernel", cases=list(wanted), **{**options, **changes})
 
 
 def interleave_kernels(world, *backends, queued=True, **changes):

@@ -1,6 +1,7 @@
 from collections import deque
 
 import pytest
+from serving_stubs import Clock, ServerStub
 
 from labkit.config import ArrivalKind, Arrivals, CacheState, LatencySLO, Workload
 from labkit.engine.engine_protocol import (
@@ -10,22 +11,12 @@ from labkit.engine.engine_protocol import (
     StreamEvent,
     TokenEvent,
 )
-from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.output_digest import TokenTexts
+from labkit.models.tokenizer import Detokenizer
 from labkit.workload.requests import serving_session
 from labkit.workload.requests.serving_metrics import ServedRequest
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
-
-
-class Clock:
-    """Seconds that pass only when somebody works."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 
 class StubEngine:
@@ -188,7 +179,7 @@ def test_outputs_spell_their_tokens_where_a_tokenizer_is_given(tmp_path):
     spelling = ServingSession(
         StubEngine(clock), PROMPTS,
         Workload(name="test", kind="requests", concurrency=2),
-        seed=5, vocab_size=50, texts=TokenTexts(tmp_path), clock=clock,
+        seed=5, vocab_size=50, detokenizer=Detokenizer(tmp_path), clock=clock,
     )  # fmt: skip
     outputs = spelling.measure(lambda what: None).cases[0].outputs
     assert outputs["pieces"]["102"].endswith("b") and "203" not in outputs["pieces"]
@@ -447,23 +438,8 @@ def test_a_turn_waits_for_the_answer_before_it():
     assert (traffic["asked_per_s"], traffic["asked_unit"]) == (0.5, "sessions/s")
 
 
-class StubServer(StubEngine):
+class StubServer(ServerStub, StubEngine):
     """A server whose client takes 0.25 s to parse what was received."""
-
-    def use_clock(self, clock):
-        pass
-
-    def wait(self, seconds):
-        pass
-
-    def prepare_requests(self, requests, streams):
-        pass
-
-    def process_memory(self):
-        return {}
-
-    def check_running(self):
-        pass
 
     def step(self):
         received = []
@@ -531,8 +507,8 @@ def test_staggered_clients_of_a_server_join_one_after_the_other():
     prompts = [Prompt(f"r{i}", (1,), 1) for i in range(5)]
     run = session(SlowServer(clock), clock, prompts, concurrency=4, stagger_ms=50)
     run.measure(lambda text: None)
-    assert run._engine.joined[:4] == pytest.approx([0.0, 0.05, 0.1, 0.15])
-    assert run._engine.joined[4] >= 2.0
+    assert run.engine.joined[:4] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+    assert run.engine.joined[4] >= 2.0
 
 
 @pytest.mark.parametrize(

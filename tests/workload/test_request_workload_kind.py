@@ -97,6 +97,9 @@ def test_memory_is_at_most_that_of_the_pool_and_of_the_requests_that_run(facts):
     source = SimpleNamespace(lengths=lambda _: LENGTHS)
     two = RequestKind(source).estimate(replace(paced, engine=engine))
     assert two.bytes == other + 1000 * (112 + 80)
+    own = replace(engine, name="mine.plain:Plain")  # its rows are its own
+    three = RequestKind(source).estimate(replace(paced, engine=own))
+    assert three.bytes == other + 1000 * (112 + 80 + 64)
 
 
 def test_requests_beyond_the_batch_rows_wait_and_take_no_memory(facts):

@@ -17,30 +17,19 @@ from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import tokenized_prompt
 from labkit.workload.requests import request_workload_kind
 from labkit.workload.requests.request_workload_kind import RequestKind
-from labkit.workload.sources import packaged_questions, source_of
+from labkit.workload.sources import packaged_texts, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
 
 def experiment(seed=0, engine=None, **workload):
-    return from_plain(
-        Experiment,
-        {
-            "engine": engine or {},
-            "model": {"shape": {}},
-            "workload": {
-                "name": "chat",
-                "prompts": {"source": "chat"},
-                **workload,
-            },
-            "ablation": {"arms": {"base": {}}},
-            "seed": seed,
-        },
-    )
+    plain = {"model": {"shape": {}}, "ablation": {"arms": {"base": {}}}, "seed": seed}
+    workload = {"name": "chat", "prompts": {"source": "chat"}, **workload}
+    return from_plain(Experiment, {**plain, "engine": engine or {}, "workload": workload})
 
 
 def chat_prompts(**options):
     configured = experiment(**options)
-    return packaged_questions.SOURCE.make(configured, resolve(configured.model))
+    return packaged_texts.CHAT.make(configured, resolve(configured.model))
 
 
 def make_prompts(experiment):
@@ -120,10 +109,10 @@ def test_chat_prompts_run_from_ten_to_fifteen_hundred_tokens():
 def test_chat_prompts_are_the_questions_in_the_seed_s_order():
     prompts = chat_prompts(seed=7, num_requests=12)
     decode = tokenizer.load(resolve(experiment().model).path).decode
-    plan = packaged_questions.plan(7, 12)
+    plan = packaged_texts.plan(7, 12)
     assert [p.request_id for p in prompts] == [f"r{i:03d}" for i in range(12)]
     for prompt, (question, output) in zip(prompts, plan, strict=True):
-        assert decode(prompt.token_ids) == packaged_questions.questions()[question].prompt
+        assert decode(prompt.token_ids) == packaged_texts.questions()[question].prompt
         assert prompt.max_tokens == output
     with pytest.raises(ConfigError, match=r"workload\.num_requests=65: chat has only 64 questions"):
         chat_prompts(num_requests=65)
@@ -290,7 +279,7 @@ def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):
         for n, m in ((32, 16), (8, 16), (32, 1))
     )
     assert a.seconds > b.seconds and c.seconds > a.seconds and a.bytes > c.bytes
-    guessed = [prompt for prompt, _ in packaged_questions.SOURCE.lengths(experiment())]
+    guessed = [prompt for prompt, _ in packaged_texts.CHAT.lengths(experiment())]
     assert sum(guessed) == pytest.approx(sum(len(p.token_ids) for p in chat_prompts()), rel=0.2)
     assert not workload_cache.exists()
 

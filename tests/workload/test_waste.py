@@ -1,68 +1,39 @@
 """Workloads in which each request is a case, with its latency and the cost of its row."""
 
 import pytest
+from serving_stubs import Clock, StubEngine
 
 from labkit.config import ConfigError, Workload
-from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.sources import source_of
 from labkit.workload.sources.text_requests import TextRequest
 from labkit.workload.tokenized_prompt import Prompt
 
 
-class StaticEngine:
+class StaticEngine(StubEngine):
     """Steps of one second; both requests begin at once, and rows stay until both have ended."""
 
-    name = "stub"
-
-    def __init__(self):
-        self.now, self.left, self.ended = 0.0, {}, []
-
-    def submit(self, request):
-        self.left[request.request_id] = request.params.max_tokens
-
-    def has_work(self):
-        return bool(self.left)
+    def __init__(self, clock):
+        super().__init__(clock, lambda step, live: 1.0)
+        self.ended = []
 
     def step(self):
-        self.now += 1.0
-        events = []
-        for request_id in list(self.left):
-            self.left[request_id] -= 1
-            end = not self.left[request_id]
-            events.append(TokenEvent(request_id, 1, "length" if end else None, margin=1.0))
-            if end:
-                del self.left[request_id]
-                self.ended.append(request_id)
-        if not self.left:
-            self.ended = []
+        events = super().step()
+        self.ended += [event.request_id for event in events if event.finish_reason]
+        self.ended = self.ended if self.live else []
         return events
 
     def lingering_requests(self):
         return self.ended
 
-    def counters(self):
-        return {"engine.stub": 1.0}
-
-    def reset_counters(self):
-        pass
-
-    def clear_cache(self):
-        pass
-
 
 @pytest.mark.parametrize("per_request", [True, False])
 def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
-    engine = StaticEngine()
+    clock = Clock()
     prompts = [Prompt("short", (1, 2), 2), Prompt("long", (1, 2), 6)]
     workload = Workload(name="test", per_request=per_request, concurrency=2, warmup=0)
     session = ServingSession(
-        engine,
-        prompts,
-        workload,
-        seed=0,
-        vocab_size=9,
-        clock=lambda: engine.now,
+        StaticEngine(clock), prompts, workload, seed=0, vocab_size=9, clock=clock
     )
     session.warm_up()
     whole, *own = session.measure(lambda text: None).cases

@@ -136,7 +136,7 @@ class _Cache:
         """Grow the arrays for a step, and return how many tokens are only padding."""
         if self._dense is None:
             return 0
-        batch, _ = self._dense.memory.prepare_step(InputBuilder(self.manager).build(output))
+        batch, _ = self._dense.prepare_step(InputBuilder(self.manager).build(output))
         return batch.total_q - output.total_tokens
 
 

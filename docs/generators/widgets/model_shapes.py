@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from labkit import config
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget import ModelFootprint, model_footprint
+from labkit.engine.model.compute_dtype import WeightLoading
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 BUILT = ("tiny", "small", "qwen3_0.6b")  # conf/model/NAME.yaml
@@ -48,7 +49,8 @@ def shapes() -> dict[str, config.ModelShape]:
 def footprints() -> dict[str, ModelFootprint]:
     """Return each model's sizes, with weights, keys and values in 16 bits and an untied head."""
     return {
-        name: model_footprint.from_shape(shape, name, DTYPE) for name, shape in shapes().items()
+        name: model_footprint.from_shape(shape, name, WeightLoading(DTYPE))
+        for name, shape in shapes().items()
     }
 
 

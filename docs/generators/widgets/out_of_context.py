@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 
 from docs.generators.widgets.page import Widget
 from labkit.config import Clip, FramePicks
-from labkit.workload.video.clip_synthesis import COLOURS, shape_size
-from labkit.workload.video.event_visibility import event_frames, planted
+from labkit.workload.video.clip_synthesis import COLOURS, event_frames, planted, shape_size
 from labkit.workload.video.frame_selection import picks_exact_positions
 
 CONF = Path(__file__).parents[3] / "conf" / "workload" / "video_lengths.yaml"
@@ -55,8 +54,7 @@ WIDGET = Widget(
     title="Frames quoted out of context",
     source="After the widget of “Keyframe-Only Video Loading in vLLM: The Accuracy-Throughput "
     "Trade” (2026-06-10), with the planted events of labkit's clips.",
-    mirrored="<code>event_visibility.py</code> and <code>clip_synthesis.py</code> in "
-    "<code>labkit/workload/video</code>",
+    mirrored="<code>labkit/workload/video/clip_synthesis.py</code>",
     functions=("frame_picker", "out_of_context"),
     data=data,
     text_page="articles/video",

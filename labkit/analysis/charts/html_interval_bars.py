@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 from labkit.analysis.comparison.best_setting import setting_text
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.document.svg_chart_renderer import arm_classes
-from labkit.analysis.model.cell_model import BestInRow, Cell
+from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.result_row import Comparison, EffectInPercent, Row
 from labkit.analysis.number_format import interval_text, percent_text
-from labkit.records.metric_registry import metric_definition
 
 MAX_ARMS = 6  # on a card
 MAX_NAME = 24  # characters beside a bar
@@ -64,11 +64,6 @@ class IntervalScale:
         """The ends of the axis in words."""
         return f"{interval_text(self.low, self.high)} %"
 
-    @property
-    def text(self) -> str:
-        """The ends of the axis and the margin in words."""
-        return f"{self.ends}, margin ±{self.margin:g} % shaded"
-
 
 @dataclass(frozen=True)
 class ArmBars:
@@ -106,7 +101,8 @@ class CardBars:
         one = f"the effect{interval}"
         what = "each dot is a row, numbers are their range" if self.several_rows else one
         more = f"; further arms in the table: {self.left_out}" if self.left_out else ""
-        return f"{self.metric}: {what}; axis {self.scale.text}{more}"
+        axis = f"axis {self.scale.ends}, margin ±{self.scale.margin:g} % shaded"
+        return f"{self.metric}: {what}; {axis}{more}"
 
 
 def card_bars(analysis: CellAnalysis) -> CardBars | None:
@@ -114,8 +110,8 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
 
     A sweep has one bar, for its best setting. None if no effect is known.
     """
-    cell = analysis.cell
-    rows, found = _shown_rows(cell), dict[str, list[EffectInPercent]]()
+    cell, found = analysis.cell, dict[str, list[EffectInPercent]]()
+    rows = [row for row in cell.primary_rows if row.metric is not None]
     measured: Row | BestInRow | None = rows[0] if rows else None
     if cell.sweep:
         measured = min(cell.best or (), key=lambda each: each.withheld is not None, default=None)
@@ -123,38 +119,27 @@ def card_bars(analysis: CellAnalysis) -> CardBars | None:
             best, reference = (setting_text(str(x)) for x in (measured.best, measured.reference))
             found = {f"{best} against {reference}": [measured]}
     else:
-        found = _effects(rows, cell.treatment_arms)
+        found = _effects([r for r in rows if r.metric == rows[0].metric], cell.treatment_arms)
     if not found:
         return None
-    styles = arm_classes(cell)
-    shown = dict(list(found.items())[:MAX_ARMS])
-    comparisons = [c for own in shown.values() for c in own]
-    scale = IntervalScale.of(comparisons, cell.design.margin_pct)
-    lines = [
-        ArmBars(
-            arm,
-            " ".join(styles.get(arm, ())),
-            [scale.bar_style(c) for c in own[:MAX_ROWS]],
-            _range_text(own),
-        )
-        for arm, own in shown.items()
-    ]
-    several_rows = any(len(own) > 1 for own in shown.values())
-    has_intervals = any(c.ci_pct is not None for c in comparisons)
+    styles, shown = arm_classes(cell), list(found.items())[:MAX_ARMS]
+    effects = [effect for _, own in shown for effect in own]
+    scale = IntervalScale.of(effects, cell.design.margin_pct)
+    lines = []
+    for arm, own in shown:
+        bars = [scale.bar_style(effect) for effect in own[:MAX_ROWS]]
+        lines.append(ArmBars(arm, " ".join(styles.get(arm, ())), bars, _range_text(own)))
+    several_rows = any(len(own) > 1 for _, own in shown)
+    has_intervals = any(effect.ci_pct is not None for effect in effects)
     left_out = len(found) - len(shown)
     return CardBars(_metric_text(measured), scale, lines, several_rows, has_intervals, left_out)
-
-
-def _shown_rows(cell: Cell) -> list[Row]:
-    rows = [row for row in cell.primary_rows if row.metric is not None]
-    return [row for row in rows if row.metric == rows[0].metric]
 
 
 def _metric_text(row: Row | BestInRow | None) -> str:
     """Return a row's metric and which direction is better: ``throughput, higher is better``."""
     if row is None:
         return ""
-    label = metric_definition(row.metric, row.unit).short_label
+    label = row.definition.short_label
     return f"{label}, {row.better} is better" if row.better else label
 
 
@@ -167,8 +152,7 @@ def _effects(rows: Sequence[Row], arms: Sequence[str]) -> dict[str, list[EffectI
     sign = -1.0 if rows and rows[0].better == "higher" else 1.0
 
     def gain(arm: str) -> float:
-        effects = sorted(sign * effect for effect in _sizes(found[arm]))
-        return effects[len(effects) // 2]
+        return median_high(sign * effect for effect in _sizes(found[arm]))
 
     return {arm: found[arm] for arm in sorted(found, key=gain)}
 

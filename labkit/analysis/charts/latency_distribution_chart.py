@@ -48,8 +48,7 @@ def latency_charts(analysis: CellAnalysis) -> Iterator[tuple[str, Chart]]:
             chart.limit(limit, f"limit {limit:g} ms")
         count = sum(map(len, by_arm.values()))
         caption = f"{name}: {CDF_POINTS} quantiles of {count:,} values of all runs"
-        beyond = max(float(np.mean(values > edge)) for values in by_arm.values())
-        if beyond:
+        if beyond := max(float(np.mean(values > edge)) for values in by_arm.values()):
             share = significant_text(100 * beyond, 2)
             caption += f"; the slowest (at most {share} % of an arm's) are beyond the right edge"
         if analysis.data.keeps_stalls:
@@ -66,13 +65,10 @@ def _limits(analysis: CellAnalysis, key: str) -> list[float]:
 def _pooled_latencies(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
     """Return the latencies (ms) of all requests of all runs, by arm and key of ``LATENCIES``."""
     pools: dict[tuple[str, str], list[float]] = {}
-    for record in analysis.data.records:
-        if record.outcome not in MEASURED_OUTCOMES:
-            continue
-        for case in record.cases:
-            for request in case.known_notes.get("requests") or ():
-                for key, _ in LATENCIES:
-                    pools.setdefault((record.arm, key), []).extend(_latencies(request, key))
+    for record in (r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES):
+        for request in (r for c in record.cases for r in c.known_notes.get("requests") or ()):
+            for key, _ in LATENCIES:
+                pools.setdefault((record.arm, key), []).extend(_latencies(request, key))
     return {key: np.array(values, np.float64) for key, values in pools.items()}
 
 
@@ -86,7 +82,5 @@ def _latencies(request: RequestNote, key: str) -> Sequence[float]:
             return ()
         return [(ends[0] - ends[1]) / later]
     value: Any = request.get(key)
-    if value is None:
-        return ()
     values: Sequence[float] = value if isinstance(value, list) else [value]
-    return values
+    return () if value is None else values

@@ -12,7 +12,7 @@ from labkit.analysis.document.svg_chart_renderer import add_point_labels, arm_cl
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import significant_text, unit_name, value_text
-from labkit.analysis.studies.load_curves import LoadCurve, LoadPoint, unequal_requests
+from labkit.analysis.studies.increasing_load import LoadCurve, LoadPoint, unequal_requests
 
 LoadLine = tuple[LoadCurve, LoadPoint]
 T = TypeVar("T")
@@ -37,17 +37,17 @@ def latency_throughput_table(curves: Sequence[LoadCurve]) -> Table[LoadLine] | N
         return None
     lines = [(curve, load) for curve in curves for load in curve.loads]
 
-    def median_of(metric: str) -> Callable[[LoadLine], float]:
-        return lambda line: line[1].medians[metric]
+    def median_column(heading: str, metric: str) -> Column[LoadLine]:
+        return Column(heading, lambda line: line[1].medians[metric], value_text)
 
     columns: tuple[Column[LoadLine], ...] = (
         Column("arm", lambda line: line[0].name, numeric=False),
         Column("load", lambda line: f"{line[1].size:g} {line[0].by}"),
-        Column("served (1/s)", median_of("request_s"), value_text),
-        Column("tok/s", median_of("total_tok_s"), value_text),
-        Column("TTFT p50 (ms)", median_of("ttft_p50_ms"), value_text),
-        Column("E2E p50 (ms)", median_of("e2e_p50_ms"), value_text),
-        Column("E2E p99 (ms)", median_of("e2e_p99_ms"), value_text),
+        median_column("served (1/s)", "request_s"),
+        median_column("tok/s", "total_tok_s"),
+        median_column("TTFT p50 (ms)", "ttft_p50_ms"),
+        median_column("E2E p50 (ms)", "e2e_p50_ms"),
+        median_column("E2E p99 (ms)", "e2e_p99_ms"),
         Column("", lambda line: "knee" if line[1] is line[0].knee else "", numeric=False),
     )
     return Table(columns, tuple(lines), tuple(curve_notes(curves)))
@@ -63,14 +63,8 @@ def curve_notes(curves: Sequence[LoadCurve]) -> Iterator[str]:
 def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
     """Return a chart of latency over throughput: a line per curve, named at its knee or end."""
     points = [point for curve in curves for point in _points(curve)]
-    chart = Chart(
-        title="throughput against latency",
-        x=padded_range([0.0, *(x for x, _ in points)]),
-        y=padded_range([0.0, *(y for _, y in points)]),
-        x_label=X_LABEL,
-        y_label=Y_LABEL,
-        height=300,
-    )
+    across, up = (padded_range([0.0, *values]) for values in zip(*points, strict=True))
+    chart = Chart("throughput against latency", across, up, X_LABEL, Y_LABEL, height=300)
     for index, curve in enumerate(curves):
         style, mark = page_style_of(index)
         chart.line(_points(curve), f"line {style}", curve.name)
@@ -90,9 +84,8 @@ def curve_keys(curves: Sequence[LoadCurve]) -> tuple[tuple[str, str, str], ...]:
 
 def _label(curve: LoadCurve) -> tuple[float, float, str]:
     """Return a curve's label and its place: at the knee, or else at the largest load."""
-    if curve.knee is None:
-        return (*_point(curve.loads[-1]), curve.name)
-    return (*_point(curve.knee), f"{curve.name}: knee")
+    name = curve.name if curve.knee is None else f"{curve.name}: knee"
+    return (*_point(curve.knee or curve.loads[-1]), name)
 
 
 def _points(curve: LoadCurve) -> list[tuple[float, float]]:
@@ -141,15 +134,12 @@ def _frontier_chart(cell: Cell) -> Chart | None:
     for (_, before, _), (_, rate, time) in pairwise(best):
         corners += [(time, before), (time, rate)]
     chart.line(corners, "zero")
-    for point in points:
-        arm, rate, time = point
+    for arm, rate, time in points:
         style, mark = arm_classes(cell)[arm]
-        where = ", on the frontier" if point in best else ""
-        tip = (
-            f"{arm}: {value_text(rate)} {unit_name(throughput.unit)}, "
-            f"{value_text(time)} {unit_name(latency.unit)}{where}"
-        )
-        chart.dot(time, rate, style, mark, tip, arm=arm)
+        where = ", on the frontier" if (arm, rate, time) in best else ""
+        place = f"{value_text(rate)} {unit_name(throughput.unit)}"
+        place += f", {value_text(time)} {unit_name(latency.unit)}"
+        chart.dot(time, rate, style, mark, f"{arm}: {place}{where}", arm=arm)
     if len(best) <= MAX_NAMED:
         add_point_labels(chart, [(time, rate, arm) for arm, rate, time in best])
     return chart

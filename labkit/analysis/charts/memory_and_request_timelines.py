@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     CellSource,
     ChartPart,
     Parts,
-    PictureCaption,
     PictureFile,
     ReportPart,
     section,
@@ -26,30 +24,20 @@ from labkit.analysis.number_format import slug, value_text
 from labkit.records import Record
 from labkit.records.measurement_notes import RequestNote
 
-# Label of each series in a record's timeline. Series that stay 0 are not shown.
-SERIES_LABELS = {
-    "rss_bytes": "process, resident",
-    "swap_bytes": "process, in swap",
-    "compressed_bytes": "compressed, all programs",
-    "kv_reserved_bytes": "KV reserved",
-    "kv_used_bytes": "KV used",
-    "mlx_active_bytes": "MLX active",
-    "mlx_cache_bytes": "MLX cache",
-    "mlx_peak_bytes": "MLX peak",
+# Label and style class of each series in a record's timeline. Series that stay 0 are not shown.
+# Related series share a colour and differ in their dashes.
+SERIES = {
+    "rss_bytes": ("process, resident", "line series0"),
+    "swap_bytes": ("process, in swap", "line series0 dashed"),
+    "compressed_bytes": ("compressed, all programs", "line series4"),
+    "kv_reserved_bytes": ("KV reserved", "line series1 dashed"),
+    "kv_used_bytes": ("KV used", "line series1"),
+    "mlx_active_bytes": ("MLX active", "line series2"),
+    "mlx_cache_bytes": ("MLX cache", "line series2 dashed"),
+    "mlx_peak_bytes": ("MLX peak", "line series3 dashed"),
 }
 PHASES = ("waiting", "prefill", "decode")
 X_LABEL = "seconds from the first submission"
-# Related series share a colour and differ in their dashes: (index of the colour, dashed).
-SERIES_STYLES = {
-    "rss_bytes": (0, False),
-    "swap_bytes": (0, True),
-    "compressed_bytes": (4, False),
-    "kv_reserved_bytes": (1, True),
-    "kv_used_bytes": (1, False),
-    "mlx_active_bytes": (2, False),
-    "mlx_cache_bytes": (2, True),
-    "mlx_peak_bytes": (3, True),
-}
 MAX_SHOWN_REQUESTS = 400  # evenly chosen from all, in the order of submission
 PEAK_CAPTION = (
     "Peak KV memory: the part that held tokens (solid) and the rest of the reserved part (pale)"
@@ -71,10 +59,11 @@ class RequestTimes:
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
         """Yield each phase's name, start and end."""
+        start_s = self.submitted_s
         if self.admitted_s is not None:
-            yield "waiting", self.submitted_s, self.admitted_s
-        prefill_start_s = self.submitted_s if self.admitted_s is None else self.admitted_s
-        yield "prefill", prefill_start_s, self.first_token_s
+            yield "waiting", start_s, self.admitted_s
+            start_s = self.admitted_s
+        yield "prefill", start_s, self.first_token_s
         yield "decode", self.first_token_s, self.finished_s
 
 
@@ -101,11 +90,6 @@ class RunTimeline:
     def end_s(self) -> float:
         return max([*self.t_s, *(request.finished_s for request in self.requests)])
 
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """The phases that the record distinguishes."""
-        return PHASES if self.waiting_known else PHASES[1:]
-
     def caption(self, what: str = "memory, and below it each request's phases") -> str:
         """Return a caption with notes on missing phases or requests."""
         text = f"{self.arm}, run {self.run}: {what}"
@@ -118,13 +102,9 @@ class RunTimeline:
 
 def _run_timelines(records: Sequence[Record], arms: Sequence[str]) -> list[RunTimeline]:
     """Return the first timeline of each arm in ``arms``; arms without a timeline are left out."""
-    by_arm: dict[str, RunTimeline] = {}
-    for record in records:
-        if record.ok and record.arm in arms and record.arm not in by_arm:
-            timeline = _run_timeline(record)
-            if timeline is not None:
-                by_arm[record.arm] = timeline
-    return [by_arm[arm] for arm in arms if arm in by_arm]
+    runs = ((r for r in records if r.ok and r.arm == arm) for arm in arms)
+    firsts = (next(filter(None, map(_run_timeline, own)), None) for own in runs)
+    return list(filter(None, firsts))
 
 
 def _run_timeline(record: Record) -> RunTimeline | None:
@@ -136,18 +116,13 @@ def _run_timeline(record: Record) -> RunTimeline | None:
         return None
     memory = {
         name: tuple(float(x or 0) / 2**20 for x in series[name])
-        for name in SERIES_LABELS
+        for name in SERIES
         if any(series.get(name) or ())
     }
-    times = tuple(map(_request_times, _evenly_chosen(requests, MAX_SHOWN_REQUESTS)))
-    t_s = tuple(map(float, series["t_s"]))
-    return RunTimeline(record.arm, record.run, t_s, memory, times, len(requests))
-
-
-def _evenly_chosen(items: Sequence[Any], count: int) -> list[Any]:
-    """Return at most ``count`` evenly spaced items, including the first."""
-    step = max(1.0, len(items) / count)
-    return [items[int(i * step)] for i in range(min(count, len(items)))]
+    count, step = len(requests), max(1.0, len(requests) / MAX_SHOWN_REQUESTS)
+    chosen = [requests[int(i * step)] for i in range(min(MAX_SHOWN_REQUESTS, count))]
+    times, t_s = tuple(map(_request_times, chosen)), tuple(map(float, series["t_s"]))
+    return RunTimeline(record.arm, record.run, t_s, memory, times, count)
 
 
 def _request_times(request: RequestNote) -> RequestTimes:
@@ -162,11 +137,6 @@ def _request_times(request: RequestNote) -> RequestTimes:
     )
 
 
-def _series_class(name: str) -> str:
-    colour, dashed = SERIES_STYLES[name]
-    return f"line series{colour}{' dashed' if dashed else ''}"
-
-
 def _memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
     top = max((max(values) for values in timeline.memory_mib.values()), default=1.0)
     chart = Chart(
@@ -174,9 +144,9 @@ def _memory_part(timeline: RunTimeline, end_s: float) -> ChartPart:
         height=250, x_unit="s", unit="bytes", link="time",
     )  # fmt: skip
     for name, values in timeline.memory_mib.items():
-        points = list(zip(timeline.t_s, values, strict=True))
-        chart.line(points, _series_class(name), SERIES_LABELS[name])
-    keys = tuple((SERIES_LABELS[n], _series_class(n), "line") for n in timeline.memory_mib)
+        label, style = SERIES[name]
+        chart.line(list(zip(timeline.t_s, values, strict=True)), style, label)
+    keys = tuple((*SERIES[name], "line") for name in timeline.memory_mib)
     return ChartPart(chart, f"{timeline.arm}, run {timeline.run}", keys, timeline.arm)
 
 
@@ -191,13 +161,14 @@ def _requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
         height=70 + min(320, max(60, 9 * count)), y_ticks=False, x_unit="s", link="time",
         zooms=True,
     )  # fmt: skip
-    for phase in timeline.phases:
+    phases = PHASES if timeline.waiting_known else PHASES[1:]
+    for phase in phases:
         for index, request in enumerate(timeline.requests):
             extent = (count - index - 0.9, count - index - 0.1)
             for name, start, end in request.phases():
                 if name == phase:
                     chart.bar((start, end), extent, phase, request.request)
-    keys = tuple((name, f"bar {name}", "bar") for name in timeline.phases)
+    keys = tuple((name, f"bar {name}", "bar") for name in phases)
     caption = timeline.caption("each request's phases, in the order of submission")
     return ChartPart(chart, caption, keys, timeline.arm)
 
@@ -206,13 +177,12 @@ def _requests_part(timeline: RunTimeline, end_s: float) -> ChartPart:
 def memory_timeline_section(report: CellSource) -> Iterator[ReportPart]:
     """Show one run's memory for each arm. In Markdown, the phases of its requests are below it."""
     timelines = _run_timelines(report.records, report.cell.real_arms)
+    end_s = max((each.end_s for each in timelines), default=0.0)
     for timeline in timelines:
-        end_s = max(each.end_s for each in timelines)
         memory, requests = _memory_part(timeline, end_s), _requests_part(timeline, end_s)
         stem = report.cell.stem(f"memory--{slug(timeline.arm)}")
         yield memory
-        yield PictureFile(stem, timeline.caption(), [memory, requests])
-        yield PictureCaption([f"{timeline.caption()}."])
+        yield PictureFile(stem, timeline.caption(), [memory, requests], captioned=True)
 
 
 @section("Requests over time")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from math import ceil, floor, log10
 
 from labkit.analysis.document.chart import Chart
@@ -107,11 +108,9 @@ def roofline_points(cell: Cell, records: Sequence[Record]) -> list[RooflinePoint
     work: dict[str, tuple[int, int]] = {}
     for record in records:
         for case in record.cases:
-            if case.known_notes.get("flops") and case.known_notes.get("least_bytes"):
-                work[case.case] = (
-                    int(case.known_notes["least_bytes"]),
-                    int(case.known_notes["flops"]),
-                )
+            note = case.known_notes
+            if note.get("flops") and note.get("least_bytes"):
+                work[case.case] = int(note["least_bytes"]), int(note["flops"])
     return [
         RooflinePoint(row.case, arm, *work[row.case], median / 1e6, limits)
         for row in cell.rows
@@ -184,6 +183,12 @@ class _CaseLabel:
     def middle(self) -> float:
         return self.x + (LABEL_WIDTH if self.right else -LABEL_WIDTH) / 2
 
+    def is_free(self, occupied: Iterable[tuple[float, float]]) -> bool:
+        return not any(
+            abs(self.middle - a) < LABEL_WIDTH and abs(self.y - b) < LABEL_HEIGHT
+            for a, b in occupied
+        )
+
 
 def _case_labels(
     points: Sequence[RooflinePoint], x: ExponentRange, y: ExponentRange
@@ -196,29 +201,18 @@ def _case_labels(
     for p, (a, b) in zip(points, _mark_positions(points, x), strict=True):
         position = (a - x[0]) / (x[1] - x[0]), (b - y[0]) / (y[1] - y[0])
         marks.setdefault(p.case, []).append(position)
-    all_marks = [position for positions in marks.values() for position in positions]
+    occupied = [position for positions in marks.values() for position in positions]
     labels: list[_CaseLabel] = []
     for case, n in numbers.items():
         left, right = (end(a for a, _ in marks[case]) for end in (min, max))
         height = sum(b for _, b in marks[case]) / len(marks[case])
-        while True:
-            sides = [
-                _CaseLabel(str(n), right + MARK_SPACING, height, True),
-                _CaseLabel(str(n), left - MARK_SPACING, height, False),
-            ]
-            occupied = [*all_marks, *((label.middle, label.y) for label in labels)]
-            free = [label for label in sides if _is_free(label, occupied)]
-            if free:
-                labels.append(free[0])
-                break
-            height -= LABEL_HEIGHT / 2
+        sides = ((right + MARK_SPACING, True), (left - MARK_SPACING, False))
+        heights = accumulate(repeat(-LABEL_HEIGHT / 2), initial=height)
+        places = (_CaseLabel(str(n), at, b, side) for b in heights for at, side in sides)
+        label = next(place for place in places if place.is_free(occupied))
+        labels.append(label)
+        occupied.append((label.middle, label.y))
     return labels
-
-
-def _is_free(label: _CaseLabel, occupied: Iterable[tuple[float, float]]) -> bool:
-    return not any(
-        abs(label.middle - a) < LABEL_WIDTH and abs(label.y - b) < LABEL_HEIGHT for a, b in occupied
-    )
 
 
 def roofline_chart(cell: Cell, points: Sequence[RooflinePoint]) -> Chart:

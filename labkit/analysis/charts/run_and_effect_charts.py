@@ -79,13 +79,12 @@ def _draw_pairs(chart: Chart, cell: Cell, by_arm: Mapping[str, Mapping[int, floa
 def _draw_estimates(chart: Chart, cell: Cell, effects: Mapping[str, Comparison], x: float) -> None:
     styles, middle = arm_classes(cell), (len(effects) - 1) / 2
     for place, (arm, c) in enumerate(effects.items()):
-        if c.effect_pct is None:
-            continue
         style, mark = styles[arm]
         at = x + (place - middle) * min(0.25, 0.6 / len(effects))
         if c.ci_pct is not None:
             chart.line([(at, end) for end in c.ci_pct], f"line {style}", arm)
-        chart.dots([(at, c.effect_pct)], style, mark, arm)
+        if c.effect_pct is not None:
+            chart.dots([(at, c.effect_pct)], style, mark, arm)
 
 
 def runs_chart(cell: Cell, row: Row, record_folder: str) -> Chart | None:
@@ -197,9 +196,8 @@ def paired_differences(row: MetricRow, arm: str, baseline: str, runs: int) -> di
     row = row.pair(baseline, arm)
     if row.metric is None or row.skipped is not None or row.is_computed or not row.comparable:
         return {}
-    if row.is_zero(baseline):  # no difference from it has a percentage
-        return {}
-    blocks = complete_blocks(row, (baseline, arm), runs)
+    # From 0, no difference has a percentage.
+    blocks = () if row.is_zero(baseline) else complete_blocks(row, (baseline, arm), runs)
     if not blocks:
         return {}
     base, other = (log_values(row, name, blocks).mean(axis=1) for name in (baseline, arm))
@@ -227,11 +225,8 @@ def variation_sentence(
 
 def effects_chart(cell: Cell) -> Chart | None:
     """Return a forest plot of the first ``MAX_ROWS`` primary effects; None if none is known."""
-    rows = [
-        row
-        for row in cell.rows
-        if row.primary and any(c.effect_pct is not None for c in row.comparisons)
-    ]
+    primary = cell.primary_rows
+    rows = [r for r in primary if any(c.effect_pct is not None for c in r.comparisons)]
     if not rows:
         return None
     shown = rows[:MAX_ROWS]
@@ -265,8 +260,8 @@ def _draw_effects(chart: Chart, cell: Cell, row: Row, middle: float) -> None:
         c = row.comparison(arm)
         if c is not None and c.effect_pct is not None:
             y = middle + ((len(arms) - 1) / 2 - place) * step
-            word = verdict_word(c.verdict, row.metric, row.unit, row.better)
-            tip = f"{cell.row_name(row)}, {arm}: {percent_text(c.effect_pct)}, {word}"
+            effect = f"{percent_text(c.effect_pct)}, {verdict_word(row, c.verdict)}"
+            tip = f"{cell.row_name(row)}, {arm}: {effect}"
             chart.effect(c.effect_pct, c.ci_pct, y, styles[arm], tip, arm)
 
 

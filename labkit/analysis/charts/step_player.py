@@ -47,14 +47,18 @@ def traced_run(record: Record, cell_dir: StudyPath) -> TracedRun:
     return TracedRun(record.arm, record.run, trace)
 
 
+def first_traced_runs(report: CellSource) -> list[TracedRun]:
+    """Return the first traced run of each arm except the control."""
+    records = traced_records(report.records, report.cell.real_arms)
+    first = {record.arm: record for record in reversed(records)}
+    arms = dict.fromkeys(record.arm for record in records)
+    return [traced_run(first[arm], report.analysis.data.dir) for arm in arms]
+
+
 @section("A step, played")
 def step_player_section(report: CellSource) -> Iterator[ReportPart]:
     """Show the steps of the first traced run of each arm except the control."""
-    first: dict[str, Record] = {}
-    for record in traced_records(report.records, report.cell.real_arms):
-        first.setdefault(record.arm, record)
-    runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
-    if runs:
+    if runs := first_traced_runs(report):
         yield StepPlayer(_player_html(runs, REPORT_BYTES))
 
 

@@ -69,7 +69,8 @@ def compare_arm(
         for row in rows
     ]
     for primary in (True, False):
-        tests = row_tests(rows, arm, baseline, criteria.runs, primary, estimated)
+        paired = paired_rows(rows, arm, baseline, criteria.runs, primary, estimated)
+        tests = paired_tests(paired, criteria.runs)
         if not any(only is None or index in only for index in tests):
             continue
         each = per_row_alphas(list(tests.values()), criteria.alpha / arms_tested)
@@ -106,7 +107,7 @@ def effect_pct(
 
 @dataclass(frozen=True)
 class PairedRow:
-    """A row's log values of two arms in their complete blocks: all that its test needs.
+    """A row's log values of two arms in their complete blocks: what its test needs.
 
     ``values``: float64 [2 * runs * blocks], in the order of :func:`pool_by_block`.
     """
@@ -116,43 +117,35 @@ class PairedRow:
     values: Floats
 
 
-def row_tests(
+def paired_rows(
     rows: Sequence[MetricRow],
     arm: str,
     baseline: str,
     runs: int,
     primary: bool,
     without: Collection[int] = (),
-) -> dict[int, RowPermutations]:
-    """Return the permutation test of each row with ``row.primary == primary``, by row index.
-
-    ``without``: indices of rows that are left out.
+) -> list[PairedRow]:
+    """Return the values of each row with ``row.primary == primary`` that has a test.
 
     Skipped and computed rows, rows without a complete block and rows with values that are not
-    comparable have no test. A row that lacks a block is tested on its other blocks, under the same
-    relabellings.
+    comparable have no test, nor have those with the indices ``without``.
     """
-    paired = paired_rows(rows, arm, baseline, runs, primary)
-    return paired_tests([row for row in paired if row.index not in without], runs)
-
-
-def paired_rows(
-    rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
-) -> list[PairedRow]:
-    """Return the values of the rows that :func:`row_tests` tests."""
     paired = []
     for index, row in enumerate(rows):
         if row.metric is None or row.skipped is not None or not row.comparable or row.is_computed:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
-        if blocks and row.primary == primary:
+        if blocks and row.primary == primary and index not in without:
             values = pool_by_block(*_arms(row, arm, baseline, blocks))
             paired.append(PairedRow(index, blocks, values))
     return paired
 
 
 def paired_tests(rows: Sequence[PairedRow], runs: int) -> dict[int, RowPermutations]:
-    """Return the rows' permutation tests by row index; each holds up to 150,000 differences."""
+    """Return the rows' permutation tests by row index; each holds up to 150,000 differences.
+
+    A row that lacks a block is tested on its other blocks, under the same relabellings.
+    """
     groups: dict[tuple[int, ...], list[PairedRow]] = {}
     for row in rows:
         groups.setdefault(row.blocks, []).append(row)

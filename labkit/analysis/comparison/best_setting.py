@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.analysis.comparison.arm_comparison import OUT_OF_REACH, DecisionCriteria
+from labkit.analysis.comparison.arm_comparison import OUT_OF_REACH
 from labkit.analysis.comparison.observations import (
     MetricRow,
     arm_values,
     complete_blocks,
     log_values,
 )
+from labkit.analysis.comparison.verdict import too_few_blocks
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import round_digits
 from labkit.analysis.statistics.best_arm import possibly_best, winner
 from labkit.analysis.statistics.effect_size import to_percent
-from labkit.analysis.statistics.power import min_blocks_to_claim
-from labkit.config import count_text
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -62,7 +61,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_tested: int) -> Be
     values = _comparable_values(compared, measured, runs)
     best = replace(best, values={arm: round_digits(value) for arm, value in values.items()})
     sign = 1.0 if row.better == "higher" else -1.0
-    withheld = _withheld_reason(criteria, len(blocks))
+    withheld = too_few_blocks(len(blocks), runs) or criteria.withheld_reason
     if withheld is not None:  # an estimate, without an interval or a claim
         order = np.argsort(-(sign * logs).mean(axis=(0, 1)), kind="stable")
         first, other = valid[int(order[0])], valid[0 if order[0] else int(order[1])]
@@ -101,7 +100,6 @@ def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
 
 
 def _best_computed(best: BestInRow, values: dict[str, float], baseline: str) -> BestInRow:
-    """Return the best of computed values, which have no noise."""
     order = sorted(values, key=values.__getitem__, reverse=best.better == "higher")
     top = values[order[0]]
     equal = tuple(arm for arm in order if values[arm] == top)
@@ -127,20 +125,10 @@ def _comparable_values(row: MetricRow, arms: Sequence[str], runs: int) -> dict[s
     baseline = arm_values(row.arms[arms[0]]).median
     values = {}
     for arm in arms:
-        blocks = complete_blocks(row, (arms[0], arm), runs)
-        if blocks:
-            pair = (log_values(row, name, blocks) for name in (arms[0], arm))
-            base, other = (float(each.mean()) for each in pair)
+        if blocks := complete_blocks(row, (arms[0], arm), runs):
+            base, other = (log_values(row, name, blocks).mean() for name in (arms[0], arm))
             values[arm] = float(baseline * np.exp(other - base))
     return values
-
-
-def _withheld_reason(criteria: DecisionCriteria, blocks: int) -> str | None:
-    needed = min_blocks_to_claim(criteria.runs)
-    if blocks < needed:
-        done = count_text(blocks, "block")
-        return f"{done} of {criteria.runs}: a claim needs at least {needed}"
-    return criteria.withheld_reason
 
 
 def is_decided(settings: Sequence[BestInRow]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import median_high
 from typing import Any
@@ -90,21 +90,18 @@ class CellData(ArmsByRole):
     @property
     def emulated(self) -> list[str]:
         """Names of the arms, without the control, whose Metal kernels ran in the emulator."""
-        return [
-            arm.name
+        devices = {
+            arm.name: arm.config.get("engine", {}).get("attention", {}).get("device")
             for arm in self.arms
-            if arm.role != "control"
-            and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
-        ]
+        }
+        return [name for name in self.real_arms if devices[name] == "emulated"]
 
     @cached_property
     def criteria(self) -> DecisionCriteria:
         """Runs per block, margin, and the current alpha (0 while nothing may be claimed)."""
-        runs, margin = self.design.runs_per_block, self.design.margin_pct
-        if self.withheld_reason is not None:
-            return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
-        alpha = alpha_at(self.design.looks, len(self.blocks_done), self.design.alpha)
-        return DecisionCriteria(runs, alpha, margin)
+        design, reason = self.design, self.withheld_reason
+        alpha = alpha_at(design.looks, len(self.blocks_done), design.alpha) if not reason else 0.0
+        return DecisionCriteria(design.runs_per_block, alpha, design.margin_pct, reason)
 
     @cached_property
     def stopped(self) -> Mapping[str, InterimLook]:
@@ -123,19 +120,14 @@ class CellData(ArmsByRole):
             return replace(self.criteria, withheld_reason=OUT_OF_REACH)
         if look is None or not self.design.declared:
             return self.criteria
-        return DecisionCriteria(self.design.runs_per_block, look.alpha, self.design.margin_pct)
+        return replace(self.criteria, alpha=look.alpha, withheld_reason=None)
 
     def estimates_at(self, look: InterimLook | None) -> frozenset[str]:
         """Return the cases that were only estimated, and so not tested, at a look; None: now."""
         if look is None:
             return frozenset(self.design.estimates)
-        taken = self.design.looks_taken
-        return frozenset(
-            case
-            for one in taken
-            if one["blocks"] == look.blocks
-            for case in one.get("estimates", ())
-        )
+        taken = (one for one in self.design.looks_taken if one["blocks"] == look.blocks)
+        return frozenset(case for one in taken for case in one.get("estimates", ()))
 
     @cached_property
     def withheld_reason(self) -> str | None:
@@ -271,9 +263,12 @@ class CellAnalysis:
     rows: tuple[MetricRow, ...]
     gates: Mapping[str, validity_gates.Gate]
     identity: output_identity.IdentityReport
-    stalls: StallAttribution | None = None
     alternative_rows: tuple[MetricRow, ...] = ()
     companion: Callable[[], CellAnalysis | None] = lambda: None
+    # The comparisons of an arm in the differing alternative rows, as far as asked for.
+    _alternatives: dict[str, Sequence[Mapping[str, Comparison]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def all_computed(self) -> bool:
@@ -293,9 +288,9 @@ class CellAnalysis:
 
     def rows_by_stalls(self, *, included: bool) -> tuple[MetricRow, ...]:
         """Return the rows whose times include the machine's stalls, or those that exclude them."""
-        if self.stalls is None or included == (self.stalls.kept_reason is not None):
-            return self.rows
-        return self.alternative_rows
+        with_stalls = self.data.keeps_stalls
+        same = self.data.stalls is None or included == with_stalls
+        return self.rows if same else self.alternative_rows
 
     @property
     def status(self) -> int:
@@ -308,17 +303,11 @@ class CellAnalysis:
         """For each row, the comparisons with the baseline by arm; empty for a skipped row."""
         return self._compare(self.rows)
 
-    @cached_property
-    def _alternative_comparisons(self) -> dict[str, tuple[Mapping[str, Comparison], ...]]:
-        """The comparisons of an arm in the differing alternative rows, as far as asked for."""
-        return {}
-
     def _alternative_comparison(self, index: int, arm: str) -> Comparison | None:
         """Return the comparison of an arm in an alternative row; None if there is no such arm."""
-        known = self._alternative_comparisons
-        if arm not in known:
-            known[arm] = self._compare(self.alternative_rows, self._differing, arm)
-        return known[arm][index].get(arm)
+        if arm not in self._alternatives:
+            self._alternatives[arm] = self._compare(self.alternative_rows, self.differing, arm)
+        return self._alternatives[arm][index].get(arm)
 
     def _compare(
         self,
@@ -350,20 +339,12 @@ class CellAnalysis:
         only: Container[int] | None,
     ) -> tuple[Mapping[str, Comparison], ...]:
         data = self.data
-        arms_tested = len(data.treatment_arms)
         estimated = {index for index, row in enumerate(rows) if row.case in estimates}
-        per_arm = {
-            arm.name: compare_arm(
-                rows,
-                arm.name,
-                data.baseline,
-                criteria,
-                arms_tested if arm.role == "arm" else 1,
-                estimated,
-                only,
-            )
-            for arm in arms
-        }
+        per_arm = {}
+        for arm in arms:
+            tested = len(data.treatment_arms) if arm.role == "arm" else 1
+            names = arm.name, data.baseline
+            per_arm[arm.name] = compare_arm(rows, *names, criteria, tested, estimated, only)
         return tuple(
             {} if row.skipped is not None else {arm: of_rows[i] for arm, of_rows in per_arm.items()}
             for i, row in enumerate(rows)
@@ -375,14 +356,14 @@ class CellAnalysis:
         return tuple(best_settings(self)) if self.data.sweep else ()
 
     def causes(self, arm: str, metric: str | None) -> list[str]:
-        """Return the reasons why gates, or counts of tokens, forbid a verdict on an arm."""
-        gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
-        causes = [gate.cause(arm) for gate in gates]
-        causes.append(count_cause(metric, arm, self.data.arms, self.data.records))
+        """Return the reasons why gates, counts of tokens or units forbid a verdict on an arm."""
+        data, gates = self.data, ("engaged", "identical", "healthy")
+        causes = [self.gates[name].cause(arm) for name in gates]
+        causes.append(count_cause(metric, arm, data.arms, data.records))
         if metric == "dispatch_us":
-            causes.append(
-                slow_kernel_launches.timing_cause(arm, self.data.baseline, self.data.records)
-            )
+            causes.append(slow_kernel_launches.timing_cause(arm, data.baseline, data.records))
+        units = {k: v for r in self.rows if r.metric == metric for k, v in r.other_units.items()}
+        causes.append(units.get(arm) or units.get(data.baseline))
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: Comparison) -> Verdict:
@@ -393,11 +374,10 @@ class CellAnalysis:
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
         if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
-            reasons = filter(None, (verdict.reason, _zero_baseline_text(row, comparison)))
-            return replace(verdict, reason="; ".join(reasons))
+            return verdict.because(_zero_baseline_text(row, comparison))
         if self.data.design.imported.get("in_sequence") and verdict.word in DECIDED_WORDS:
-            return replace(verdict, reason="; ".join(filter(None, (verdict.reason, IF_NO_DRIFT))))
-        if not self.differs(index) or verdict.word not in DECIDED_WORDS:
+            return verdict.because(IF_NO_DRIFT)
+        if index not in self.differing or verdict.word not in DECIDED_WORDS:
             return verdict
 
         def as_measured() -> Verdict:
@@ -406,8 +386,9 @@ class CellAnalysis:
             assert other is not None
             return judge(other, row.better, criteria, causes, control)
 
-        if self.stalls is not None:
-            return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct, as_measured)
+        stalls = self.data.stalls
+        if stalls is not None:
+            return stalls.restrict(verdict, comparison.arm, criteria.margin_pct, as_measured)
         launches, pair = self.alternative_rows[index], (comparison.baseline, comparison.arm)
         p = slow_kernel_launches.slow_launch_p(
             launches, *pair, complete_blocks(launches, pair, criteria.runs)
@@ -417,25 +398,22 @@ class CellAnalysis:
 
     def _alternative_effect_pct(self, index: int, comparison: Comparison) -> float:
         """Return the effect in the alternative row: with stalls, or of the mean launch."""
-        estimate = hodges_lehmann if self.stalls is not None else mean_difference
+        estimate = hodges_lehmann if self.data.stalls is not None else mean_difference
         row, runs = self.alternative_rows[index], self.data.criteria.runs
         effect = effect_pct(row, comparison.arm, comparison.baseline, runs, estimate)
         return comparison.effect_pct or 0.0 if effect is None else effect
 
     def _as_measured_pct(self, index: int, one: Comparison) -> float | None:
         """Return the effect with stalls or slow launches if it lies outside the interval shown."""
-        excluded = self.stalls is None or not self.stalls.kept_reason
-        if not (excluded and self.rows[index].primary and one.ci_pct and self.differs(index)):
+        shown = self.rows[index].primary and index in self.differing
+        if self.data.keeps_stalls or not shown or one.ci_pct is None:
             return None
         effect = self._alternative_effect_pct(index, one)
         return None if one.ci_pct[0] <= effect <= one.ci_pct[1] else effect
 
-    def differs(self, index: int) -> bool:
-        """Whether an alternative row is not the row itself."""
-        return index in self._differing
-
     @cached_property
-    def _differing(self) -> frozenset[int]:
+    def differing(self) -> frozenset[int]:
+        """The indices of the rows whose alternative rows are not the rows themselves."""
         rows = zip(self.rows, self.alternative_rows, strict=False)  # there may be none
         return frozenset(
             index
@@ -446,9 +424,13 @@ class CellAnalysis:
     @cached_property
     def cell(self) -> Cell:
         """The model of the cell, with the numbers as in ``cell.json``."""
-        data, manifest = self.data, self.data.manifest
-        published, folders = manifest.get("published"), manifest.get("config_dirs")
-        overrides = manifest.get("overrides")
+        data, manifest, published = (
+            self.data,
+            self.data.manifest,
+            self.data.manifest.get("published"),
+        )
+        lists = (manifest.get(key) for key in ("overrides", "config_dirs"))
+        overrides, folders = (None if each is None else tuple(each) for each in lists)
         rows = tuple(map(self._row, range(len(self.rows))))
         compared = (one for row in rows if row.primary for one in row.comparisons)
         claimed = {one.arm for one in compared if one.verdict in EFFECTS}
@@ -473,8 +455,8 @@ class CellAnalysis:
             ),
             environment=self.environment,
             published=Published(published) if published is not None else None,
-            overrides=None if overrides is None else tuple(overrides),
-            config_dirs=None if folders is None else tuple(folders),
+            overrides=overrides,
+            config_dirs=folders,
             sweep=dict(data.sweep) or None,
             best=self.best if data.sweep else None,
             quality=data.qualities or None,
@@ -484,12 +466,7 @@ class CellAnalysis:
     def _row(self, index: int) -> Row:
         row = self.rows[index]
         return Row(
-            case=row.case,
-            metric=row.metric,
-            unit=row.unit,
-            better=row.better,
-            primary=row.primary,
-            skipped=row.skipped,
+            *(row.case, row.metric, row.unit, row.better, row.primary, row.skipped),
             arms={arm.name: arm_values(row.arms.get(arm.name, ())) for arm in self.data.arms},
             comparisons=tuple(self._judged(index, one) for one in self.comparisons[index].values()),
         )
@@ -519,8 +496,7 @@ def analyse(
     """Analyse one cell from its files; raise :class:`RecordError` if a file is not valid."""
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
-    claim = data.arms[0].identity
-    report = output_identity.compare_outputs(data.records, names, cell_dir, claim)
+    report = output_identity.compare_outputs(data.records, names, cell_dir, data.arms[0].identity)
     gate_results = {
         "healthy": validity_gates.healthy(data.records, data.arms, data.design.across_hosts),
         "engaged": validity_gates.engaged(data.records, data.arms),
@@ -528,29 +504,22 @@ def analyse(
             report, data.arms, data.records, data.design.alpha, data.design.quality_confidence
         ),
     }
-    rows, alternative_rows, stalls = _rows(data)
-    return CellAnalysis(data, rows, gate_results, report, stalls, alternative_rows, companion)
+    rows, alternative_rows = _rows(data)
+    return CellAnalysis(data, rows, gate_results, report, alternative_rows, companion)
 
 
-def _rows(
-    data: CellData,
-) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], StallAttribution | None]:
-    """Return ``rows``, ``alternative_rows`` and ``stalls`` of the cell's :class:`CellAnalysis`."""
+def _rows(data: CellData) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...]]:
+    """Return ``rows`` and ``alternative_rows`` of the cell's :class:`CellAnalysis`."""
     interleaved = Isolation(data.design.isolation).takes_turns
-    paired_baseline = data.baseline if interleaved else None
-    rows = tuple(build_rows(data.records, paired_baseline, data.design.metrics))
-    stalls = data.stalls
-    if stalls is None and not any(row.has_slow_launches for row in rows):
-        return rows, (), None
-    with_stalls = tuple(build_rows(as_measured(data.records), paired_baseline, data.design.metrics))
-    if stalls is None:
-        by_mean = (
-            replace(r, over_rounds="mean") if r.has_slow_launches else r for r in with_stalls
-        )
-        return rows, tuple(by_mean), None
-    return (
-        (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
-    )
+    named = data.baseline if interleaved else None, data.design.metrics
+    rows = tuple(build_rows(data.records, *named))
+    if data.stalls is None and not any(row.has_slow_launches for row in rows):
+        return rows, ()
+    measured = tuple(build_rows(as_measured(data.records), *named))
+    if data.stalls is None:
+        slow = (replace(r, over_rounds="mean") if r.has_slow_launches else r for r in measured)
+        return rows, tuple(slow)
+    return (measured, rows) if data.keeps_stalls else (rows, measured)
 
 
 def analyse_cell(cell_dir: StudyPath) -> dict[str, Any]:

@@ -101,12 +101,8 @@ def token_difference(a: Outputs, b: Outputs) -> str:
     mine, theirs = first["tokens"], others[first["id"]]["tokens"]
     at = first_difference(mine, theirs)
     tokens = f"{_token(a, mine, at)} against {_token(b, theirs, at)}"
-    margins = first.get("margins")
-    margin = (
-        f", logit margin {significant_text(margins[at], 3)}"
-        if margins and at < len(margins)
-        else ""
-    )
+    margins = (first.get("margins") or ())[at : at + 1]
+    margin = "".join(f", logit margin {significant_text(one, 3)}" for one in margins)
     return f"first in request {first['id']} at position {at}: {tokens}{margin} {count}"
 
 
@@ -162,11 +158,8 @@ def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
     if at >= len(tokens):
         return "the end"
     piece = (outputs.get("pieces") or {}).get(str(tokens[at]))
-    return (
-        f"{tokens[at]}"
-        if piece is None
-        else f"{tokens[at]} {json.dumps(piece, ensure_ascii=False)}"
-    )
+    text = "" if piece is None else f" {json.dumps(piece, ensure_ascii=False)}"
+    return f"{tokens[at]}{text}"
 
 
 def first_difference(a: Sequence[Any], b: Sequence[Any]) -> int:

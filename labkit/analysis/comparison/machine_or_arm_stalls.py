@@ -2,8 +2,8 @@
 
 The arms of a request workload may be interleaved in one process. If a step then took clearly longer
 than the same step of the other arms, it counts as stalled, and its excess time is removed
-(:mod:`labkit.workload.requests.step_stall_seconds`). Work that an arm does now and then
-(compaction, copies, eviction) looks like a stall within one process, but not over many processes:
+(``labkit.workload.requests.interleaved_serving_arms.stalled_seconds``). Work that an arm now and
+then does (compaction, copies, eviction) looks like a stall within one process, but not over many:
 the machine stalls any arm that happens to run, while an arm's own work recurs in that arm. So the
 removed share of an arm's time, and the number of its stalled steps, are compared with the
 baseline's in the same process by the exact signed-rank test over processes (F. Wilcoxon 1945).
@@ -49,7 +49,7 @@ from labkit.analysis.statistics.permutation_test import (
     smallest_p,
     two_sided_p,
 )
-from labkit.records import Arm, CaseRecord, Metric, Record
+from labkit.records import Arm, CaseRecord, Record
 
 OWN_WORK_ALPHA, COARSE_OWN_WORK_ALPHA, UNCLEAR_ALPHA = 0.005, 0.01, 0.05
 Z_80 = 1.2816  # normal quantile for a two-sided 80 % interval
@@ -129,26 +129,31 @@ def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAtt
     if base not in stalled:  # it was not measured, so no arm is compared
         return None
     tested = [name for name in others if name in stalled]
-    pairs = {name: _in_common(stalled[base], stalled[name]) for name in tested}
+    pairs: dict[str, tuple[Floats, Floats]] = {}  # stalls in both arms' processes, [processes, 2]
+    for name in tested:
+        blocks = sorted(stalled[base].keys() & stalled[name].keys())
+        both = [np.array([stalled[arm][b] for b in blocks]) for arm in (base, name)]
+        pairs[name] = both[0], both[1]
     fewest = min((len(pair[0]) for pair in pairs.values()), default=len(stalled[base]))
     if smallest_p(fewest, 1) > UNCLEAR_ALPHA:
-        return StallAttribution(
-            pct, kept_reason="with so few processes, stalls cannot be told from an arm's own work"
-        )
+        reason = "with so few processes, stalls cannot be told from an arm's own work"
+        return StallAttribution(pct, kept_reason=reason)
     p = {name: signed_rank_p(*pair) for name, pair in pairs.items()}
     limits = {name: own_work_limit(len(pair[0]), len(tested)) for name, pair in pairs.items()}
     reasons = {
-        name: _unclear_reason(name, base, p[name], len(pairs[name][0]), limits[name])
+        name: reason
         for name in tested
+        for reason in [_unclear_reason(name, base, p[name], len(pairs[name][0]), limits[name])]
+        if reason is not None
     }
     own = [reasons[name] for name in tested if p[name] * len(tested) <= limits[name]]
     if own:
-        return StallAttribution(pct, kept_reason="; ".join(map(str, own)))
+        return StallAttribution(pct, kept_reason="; ".join(own))
     bounds = {
         name: math.inf if p[name] <= UNCLEAR_ALPHA else own_work_bound_pct(*(s[:, 0] for s in pair))
         for name, pair in pairs.items()
     }
-    return StallAttribution(pct, bounds, {n: why for n, why in reasons.items() if why is not None})
+    return StallAttribution(pct, bounds, reasons)
 
 
 def own_work_limit(processes: int, arms: int) -> float:
@@ -189,14 +194,10 @@ def _as_measured(case: CaseRecord) -> CaseRecord:
     )
     traffic = case.known_notes.get("traffic", {})
     if times and "good" in traffic:
-        notes = {**notes, "traffic": {**traffic, "good": _num_good(metrics)}}
+        values = {metric.name: metric.repeats[0] for metric in metrics}
+        good = round(values["goodput_req_s"] * values["wall_s"])
+        notes = {**notes, "traffic": {**traffic, "good": good}}
     return replace(case, metrics=metrics, notes=notes)
-
-
-def _num_good(metrics: Sequence[Metric]) -> int:
-    """Return how many requests were within the limits, by the metrics of their case."""
-    values = {metric.name: metric.repeats[0] for metric in metrics}
-    return round(values["goodput_req_s"] * values["wall_s"])
 
 
 def _stalled_by_arm(
@@ -210,14 +211,6 @@ def _stalled_by_arm(
             share = noted["seconds"] / noted["of_s"] if noted["of_s"] else 0.0
             stalled.setdefault(record.arm, {})[record.block] = share, float(noted["steps"])
     return {arm.name: stalled[arm.name] for arm in arms if arm.name in stalled}
-
-
-def _in_common(
-    base: Mapping[int, tuple[float, float]], arm: Mapping[int, tuple[float, float]]
-) -> tuple[Floats, Floats]:
-    """Return both arms' stalls in the processes that both have, each float64 [processes, 2]."""
-    blocks = sorted(base.keys() & arm.keys())
-    return np.array([base[b] for b in blocks]), np.array([arm[b] for b in blocks])
 
 
 def signed_rank_p(base: Floats, arm: Floats) -> float:

@@ -61,7 +61,8 @@ class MetricRow:
     interleaved and are compared round by round. It is None if every run had its own process.
     ``unit_value`` is set if arms are compared by differences, in units of this value, and not by
     ratios; see ``pair``. ``over_rounds`` is the estimator of a process's log ratio, a key of
-    :data:`OVER_ROUNDS`.
+    :data:`OVER_ROUNDS`. ``other_units`` is a sentence for each arm that reports the metric in
+    another unit; such values are not in the row.
     """
 
     case: str
@@ -74,6 +75,7 @@ class MetricRow:
     arms: dict[str, list[RunValue]] = field(default_factory=dict)
     unit_value: float | None = None
     over_rounds: str = "median"
+    other_units: dict[str, str] = field(default_factory=dict)
     _rounds: dict[int, dict[str, Floats]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -132,10 +134,8 @@ class MetricRow:
 
         It is asked for when all arms have their values.
         """
-        all_values = (v for values in self.arms.values() for v in values)
-        if self.paired_baseline is not None:
-            return all(min(v.repeats) > 0 for v in all_values)
-        return all(v.value > 0 for v in all_values)
+        paired, values = self.paired_baseline is not None, self.arms.values()
+        return all((min(v.repeats) if paired else v.value) > 0 for vs in values for v in vs)
 
     def pair(self, baseline: str, arm: str) -> MetricRow:
         """Return the row in which two arms are compared, whatever the values of other arms are.
@@ -202,16 +202,12 @@ def _middle_half_over_rounds(baseline: Floats, arm: Floats) -> float:
     return float(weights @ ratios / weights.sum())
 
 
-def mean_over_rounds(baseline: Floats, arm: Floats) -> float:
-    """Return the log ratio of two arms' mean values; the arguments are log values."""
-    return float(np.log(np.exp(arm).mean() / np.exp(baseline).mean()))
-
-
+# Estimators of two arms' log ratio from their log values, float64 [rounds] each.
 OVER_ROUNDS: Mapping[str, Callable[[Floats, Floats], float]] = {
     # Records without a note (until November 2026) have the median.
     "median": lambda baseline, arm: float(_medians(arm - baseline)),
     "middle_half": _middle_half_over_rounds,
-    "mean": mean_over_rounds,
+    "mean": lambda base, arm: float(np.log(np.exp(arm).mean() / np.exp(base).mean())),
 }
 
 
@@ -256,9 +252,12 @@ def build_rows(
 
     ``paired_baseline``: the baseline's name if the arms of a block were interleaved in one process,
     else None. ``metrics``: the primary metrics, the most important first; if empty, the records
-    mark them. Raises ``RecordError`` if an interleaved arm has not as many repeats as the baseline.
+    mark them. Values in another unit than the baseline's are left out. Raises ``RecordError`` if an
+    interleaved arm has not as many repeats as the baseline.
     """
-    cases: dict[str, dict[str, MetricRow]] = {}
+    records = list(records)
+    baseline = next((record.arm for record in records if record.role == "baseline"), "")
+    cases: dict[str, dict[tuple[str, ...], MetricRow]] = {}
     skipped: dict[str, str] = {}
     for record in records:
         file = f"runs/{record.run}.json"
@@ -280,15 +279,12 @@ def build_rows(
                     row.arms.setdefault(record.arm, []).append(value)
     ordered: list[MetricRow] = []
     for name, rows in cases.items():
-        if rows:
-            for row in rows.values():
-                _check_rounds(row)
-                row.primary = row.metric in metrics if metrics else row.primary
-            ordered += sorted(rows.values(), key=lambda row: _rank(row, metrics))
-        else:
-            ordered.append(
-                MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
-            )
+        measured = _in_one_unit(rows.values(), baseline)
+        for row in measured:
+            _check_rounds(row)
+            row.primary = row.metric in metrics if metrics else row.primary
+        skip = MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
+        ordered += sorted(measured, key=lambda row: _rank(row, metrics)) or [skip]
     return _name_skipped(ordered)
 
 
@@ -300,47 +296,57 @@ def _rank(row: MetricRow, metrics: Sequence[str]) -> int:
 
 
 def _row(
-    rows: dict[str, MetricRow],
+    rows: dict[tuple[str, ...], MetricRow],
     case: CaseRecord,
     metric: Metric,
     paired_baseline: str | None,
     file: str,
 ) -> MetricRow:
-    row = rows.get(metric.name)
+    key = metric.name, metric.unit, metric.better
+    row = rows.get(key)
     if row is None:
         over_rounds = case.known_notes.get("over_rounds", "median")
         if over_rounds not in OVER_ROUNDS:
             raise RecordError(f"{file}: {case.case!r} has an unknown over_rounds: {over_rounds!r}")
         row = MetricRow(
-            case.case,
-            metric.name,
-            metric.unit,
-            metric.better,
-            metric.primary,
+            *(case.case, metric.name, metric.unit, metric.better, metric.primary),
             paired_baseline=paired_baseline,
             over_rounds=over_rounds,
         )
-        rows[metric.name] = row
-    if (row.unit, row.better) != (metric.unit, metric.better):
-        raise RecordError(
-            f"{file}: {case.case!r} has {metric.name} in {metric.unit} ({metric.better} is "
-            f"better), but other runs have it in {row.unit} ({row.better} is better)"
-        )
+        rows[key] = row
     return row
 
 
+def _in_one_unit(rows: Iterable[MetricRow], baseline: str) -> list[MetricRow]:
+    """Return one row per metric: the one in the baseline's unit, else that of the first run.
+
+    Arms of a user's own kind may report a metric in several units.
+    """
+    by_metric: dict[str | None, list[MetricRow]] = {}
+    for row in rows:
+        by_metric.setdefault(row.metric, []).append(row)
+    kept = []
+    for metric, same in by_metric.items():
+        row = next((row for row in same if baseline in row.arms), same[0])
+        kept.append(row)
+        for other in same:
+            row.other_units |= {
+                arm: f"{arm} reports {metric} in {other.unit} ({other.better} is better), other "
+                f"runs in {row.unit} ({row.better} is better)"
+                for arm in other.arms
+                if other is not row
+            }
+    return kept
+
+
 def _check_rounds(row: MetricRow) -> None:
-    if row.paired_baseline is None:
-        return
-    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}
-    for values in row.arms.values():
-        for v in values:
-            if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
-                raise RecordError(
-                    f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
-                    f"{row.metric}, but "
-                    f"{row.paired_baseline} has {rounds[v.block]} in the same block"
-                )
+    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline or "", ())}
+    for v in (v for values in row.arms.values() for v in values):
+        if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
+            raise RecordError(
+                f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
+                f"{row.metric}, but {row.paired_baseline} has {rounds[v.block]} in the same block"
+            )
 
 
 def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:

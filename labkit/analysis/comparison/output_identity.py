@@ -101,10 +101,8 @@ def compare_outputs(
             continue
         cases = {c.case: c for c in record.cases}
         worst = shares.setdefault(record.arm, {})
-        for name, reference_case in expected.items():
-            case = cases.get(name)
-            if name not in measured[record.block]:
-                continue
+        for name in [name for name in expected if name in measured[record.block]]:
+            reference_case, case = expected[name], cases.get(name)
             where = _difference(reference_case, case, cell_dir, known, claim == "bitwise")
             if where is None:
                 continue
@@ -130,8 +128,7 @@ def _size(outputs: Outputs) -> int:
 
 def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> OutputAgreement:
     missing = [1.0 - share for share in worst.values() if share < 1.0]
-    prefix = 1.0 - sum(missing) / total if total else 1.0
-    return OutputAgreement(arm, total - len(missing), total, prefix)
+    return OutputAgreement(arm, total - len(missing), total, 1.0 - sum(missing) / (total or 1))
 
 
 def _difference(
@@ -160,8 +157,7 @@ def _difference(
         return "no outputs were recorded"
     if a["digest"] == b["digest"]:
         return None
-    key = (a["digest"], b["digest"])
-    if key not in known:
+    if (key := (a["digest"], b["digest"])) not in known:
         known[key] = _where(a, b, cell_dir)
     return known[key]
 
@@ -184,7 +180,7 @@ def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
     The share of a token row or a picked frame is 0 or 1. Token rows that agree may be left out.
     """
     if a["kind"] == "frames":
-        return {} if b is None else verified_shares(b)
+        return {} if b is None else _verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
         return text_shares(a, b)
     if b is None or a["kind"] != b["kind"]:
@@ -220,9 +216,7 @@ def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: flo
     )
 
 
-def _frames_difference(
-    reference: Outputs | None, outputs: Outputs, all_alike: bool = False
-) -> str | None:
+def _frames_difference(reference: Outputs | None, outputs: Outputs, all_alike: bool) -> str | None:
     """Return a phrase on the first error in a case's frames, or None.
 
     ``reference`` is the baseline's output, or None if the baseline did not serve the case.
@@ -232,9 +226,8 @@ def _frames_difference(
     count = len(outputs["picks"])
     if len(outputs["asked"]) != count:
         return f"{count} frames were returned, but {len(outputs['asked'])} were requested"
-    for pick, (requested, picked) in enumerate(
-        zip(outputs["asked"], outputs["picks"], strict=True)
-    ):
+    frames = zip(outputs["asked"], outputs["picks"], strict=True)
+    for pick, (requested, picked) in enumerate(frames):
         if requested != picked:
             return f"pick {pick} is frame {picked}, but frame {requested} was requested"
     pairs = zip(outputs["pixels"], outputs["decoder"], strict=True)
@@ -255,23 +248,15 @@ def _against(reference: Outputs, outputs: Outputs) -> str | None:
         return None
     if len(outputs["picks"]) != len(reference["picks"]):
         return f"{len(outputs['picks'])} frames, but {len(reference['picks'])} in the baseline"
-    pairs = zip(
-        zip(outputs["picks"], outputs["pixels"], strict=True),
-        zip(reference["picks"], reference["pixels"], strict=True),
-        strict=True,
-    )
-    first = next((pick for pick, (a, b) in enumerate(pairs) if a != b), None)
-    if first is None:
+    own, others = (list(zip(o["picks"], o["pixels"], strict=True)) for o in (outputs, reference))
+    first = first_difference(own, others)
+    if first == len(own):
         return "the digests of the outputs differ, but those of all frames agree"
     return f"the pixels first differ at pick {first}, frame {outputs['picks'][first]}"
 
 
-def verified_shares(outputs: Outputs) -> dict[str, float]:
+def _verified_shares(outputs: Outputs) -> dict[str, float]:
     """Return, by index, 1.0 of a pick that is the requested frame as decoded, else 0.0."""
-    rows = zip(
-        outputs["asked"], outputs["picks"], outputs["pixels"], outputs["decoder"], strict=False
-    )
-    return {
-        str(pick): float(requested == picked and pixels == decoder)
-        for pick, (requested, picked, pixels, decoder) in enumerate(rows)
-    }
+    fields = (outputs[key] for key in ("asked", "picks", "pixels", "decoder"))
+    rows = enumerate(zip(*fields, strict=False))
+    return {str(i): float(asked == pick and own == true) for i, (asked, pick, own, true) in rows}

@@ -11,7 +11,7 @@ TPOT that compares. Goodput with a limit on TPOT depends on both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.config import count_text
 from labkit.records import Arm, Record
@@ -30,18 +30,11 @@ TPOT_METRICS = ("tpot_excl_first_p50_ms", "tpot_excl_first_p99_ms", "tpot_excl_f
 TOKEN_METRICS = ("total_tok_s", "output_tok_s", "tpot_incl_first_mean_ms")
 
 
-class Unserved(NamedTuple):
-    """Why requests of a run forbid verdicts: a reason, the arm (None: all arms), and the cause."""
+def unserved_errors(records: Sequence[Record]) -> Iterator[tuple[str, str | None, str]]:
+    """Yield why a run's requests forbid verdicts: a reason, the arm (None: all) and the cause.
 
-    reason: str
-    arm: str | None
-    cause: str
-
-
-def unserved_errors(records: Sequence[Record]) -> Iterator[Unserved]:
-    """Yield an error for each run that served other requests than the baseline, or too few.
-
-    Arms whose workloads differ may serve different requests if every request is served.
+    The run served other requests than the baseline, or too few. Arms whose workloads differ may
+    serve different requests if every request is served.
     """
     runs = [(record, traffic) for record in records if (traffic := _traffic(record)) is not None]
     baseline = [run for run in runs if run[0].role == "baseline"]
@@ -57,7 +50,7 @@ def unserved_errors(records: Sequence[Record]) -> Iterator[Unserved]:
         why = f"; {first['error']}" if first is not None and first["error"] else ""
         text = f"{unserved} of {count_text(asked, 'request')} were not served{others}"
         arm = record.arm if record.role == "arm" else None
-        yield Unserved(f"{record.run}: {text}{why}", arm, f"{text} in {record.run}")
+        yield f"{record.run}: {text}{why}", arm, f"{text} in {record.run}"
 
 
 def traffic_notes(records: Sequence[Record]) -> dict[str, list[TrafficNote]]:
@@ -87,10 +80,8 @@ def rate_unit(arm: str, records: Sequence[Record]) -> str:
 
 def _traffic(record: Record) -> TrafficNote | None:
     """Return the outcomes of the requests of a run that serves a workload of requests."""
-    if record.outcome != "ok":
-        return None
-    case = next((case for case in record.cases if "requests" in case.known_notes), None)
-    return None if case is None else case.known_notes.get("traffic")
+    notes = (case.known_notes for case in record.cases) if record.outcome == "ok" else ()
+    return next((note.get("traffic") for note in notes if "requests" in note), None)
 
 
 def _unserved(traffic: TrafficNote) -> int:
@@ -98,8 +89,8 @@ def _unserved(traffic: TrafficNote) -> int:
 
 
 def _served(record: Record) -> frozenset[str]:
-    case = next(case for case in record.cases if "requests" in case.known_notes)
-    return frozenset(request["id"] for request in case.known_notes["requests"])
+    notes = (case.known_notes for case in record.cases if "requests" in case.known_notes)
+    return frozenset(request["id"] for request in next(notes)["requests"])
 
 
 def count_cause(
@@ -140,11 +131,10 @@ def has_tpot_limit(arm: Arm) -> bool:
 def tpot_cause(arm: str, records: Sequence[Record]) -> str | None:
     """Return the reason why an arm's own TPOT cannot be compared with a limit, or None."""
     excess, means = _excess_pct(arm, records), _means(arm, records)
-    if not means <= {*SAMPLED}:
-        return _impossible_count(arm, records) or f"its tokens were counted by {_join(means)}"
-    if excess > MAX_EXCESS_PCT:
+    if means <= {*SAMPLED} and excess > MAX_EXCESS_PCT:
         return _excess_text(arm, excess)
-    return _impossible_count(arm, records)
+    other = None if means <= {*SAMPLED} else f"its tokens were counted by {_join(means)}"
+    return _impossible_count(arm, records) or other
 
 
 def _impossible_count(arm: str, records: Sequence[Record]) -> str | None:

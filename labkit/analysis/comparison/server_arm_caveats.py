@@ -42,15 +42,17 @@ def lateness_errors(record: Record) -> Iterator[str]:
         return
     client = notes[1]
     max_late_ms = float(client["most_late_ms"])
-    for path, description in BOUNDED_TIMES.items():
-        value = number_at(client, path)
+    arrivals = "it sent arrivals {} ms late (99th percentile)"
+    traffic = (case.known_notes.get("traffic") for case in record.cases)
+    times = [(text, number_at(client, path)) for path, text in BOUNDED_TIMES.items()]
+    times += ((arrivals, number_at(note, "late_ms.p99")) for note in traffic)
+    for description, value in times:
         if value is not None and value > max_late_ms:
-            yield _bottleneck_text(description, value, max_late_ms)
-    for case in record.cases:
-        late_ms = (case.known_notes.get("traffic", {}).get("late_ms") or {}).get("p99")
-        if late_ms is not None and late_ms > max_late_ms:
-            arrivals = "it sent arrivals {} ms late (99th percentile)"
-            yield _bottleneck_text(arrivals, late_ms, max_late_ms)
+            lateness = description.format(f"{value:.1f}")
+            yield (
+                f"the client is the bottleneck: {lateness}; the limit is {max_late_ms:g} ms "
+                "(engine.server.most_late_ms)"
+            )
 
 
 def often_late_runs(records: Sequence[Record]) -> list[Record]:
@@ -68,14 +70,6 @@ def often_late_runs(records: Sequence[Record]) -> list[Record]:
         if count > max(1, MAX_LATE_SHARE * runs[arm]) or 2 * count >= runs[arm]
     }
     return [record for record in late if record.arm in often]
-
-
-def _bottleneck_text(description: str, value: float, max_late_ms: float) -> str:
-    lateness = description.format(f"{value:.1f}")
-    return (
-        f"the client is the bottleneck: {lateness}; the limit is {max_late_ms:g} ms "
-        "(engine.server.most_late_ms)"
-    )
 
 
 def number_at(notes: object, path: str) -> float | None:
@@ -107,28 +101,26 @@ class ServerArm:
     def client(self, path: str) -> float | None:
         """Return the median over the runs of a number of the client, or None if not measured."""
         notes = [pair for run in self.runs if (pair := _server_and_client(run)) is not None]
-        times = [number_at(client, path) for _, client in notes]
-        known = [time for time in times if time is not None]
+        known = [v for _, client in notes if (v := number_at(client, path)) is not None]
         return median(known) if known else None
 
     def finishes(self) -> str:
         """Return how many streams ended for each finish reason: ``length 24, stop 3``."""
-        counts: dict[str, float] = {}
-        for run in self.runs:
-            for name, value in run.counters.items():
-                if name.startswith("finish.") and value:
-                    reason = name.removeprefix("finish.")
-                    counts[reason] = counts.get(reason, 0) + value
-        return ", ".join(f"{reason} {value:,.0f}" for reason, value in sorted(counts.items()))
+        names = sorted({n for run in self.runs for n in run.counters if n.startswith("finish.")})
+        counts = {n: sum(run.counters.get(n, 0) for run in self.runs) for n in names}
+        return ", ".join(f"{n.removeprefix('finish.')} {v:,.0f}" for n, v in counts.items() if v)
 
     def caveats(self) -> Iterator[str]:
-        server = self.server
+        server, cached = self.server, self.counter("tokens.cached")
         if server["kept"] is not None:
+            hits = "the server does not report cached tokens"
+            if cached is not None:
+                hits = f"{cached:,.0f} tokens hit"
             yield (
                 f"{self.arm}: its server ran before this run and stays up ({server['kept']}), so "
                 "earlier work, also for other arms, affects the numbers; every run has the same "
                 "prompts, so the server's prefix cache may hold the previous run's prompts "
-                f"({self._cached()})"
+                f"({hits})"
             )
         if not server["run_here"]:
             yield (
@@ -142,14 +134,6 @@ class ServerArm:
             )
         yield from self._counts()
         yield from self._prompts()
-
-    def _cached(self) -> str:
-        cached = self.counter("tokens.cached")
-        return (
-            "the server does not report cached tokens"
-            if cached is None
-            else f"{cached:,.0f} tokens hit"
-        )
 
     def _counts(self) -> Iterator[str]:
         server = self.server

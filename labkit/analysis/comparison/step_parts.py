@@ -98,28 +98,21 @@ def divide_time(
     names = [name for name in PART_NAMES if any(name in times for times in parts.values())]
     rows = [_row(name, clocked, parts, total_us) for name in (*names, TOTAL)]
     clocks_pct, of_tokens_pct = _clocks(clocked)
-    tested = max(1, sum(arm.role == "arm" for arm in arms))
+    groups = {group: own for group, own in GROUPS.items() if not set(own).isdisjoint(names)}
+    num_tested, compared = sum(arm.role == "arm" for arm in arms), []
+    for arm in arms[1:]:
+        if any(record.arm == arm.name for record in clocked):
+            tested = num_tested if arm.role == "arm" else 1
+            of_rows = compare_arm(rows, arm.name, baseline, criteria, tested)
+            compared.append(_arm_time(of_rows, rows, clocked, total_us, claimed))
     return TimeDivision(
         baseline=tuple(_share(name, (name,), base) for name in names),
-        groups=tuple(
-            _share(group, members, base)
-            for group, members in GROUPS.items()
-            if any(name in names for name in members)
-        ),
-        arms=tuple(
-            _arm_time(
-                compare_arm(
-                    rows, arm.name, baseline, criteria, tested if arm.role == "arm" else 1
-                ),
-                rows, clocked, total_us, claimed,
-            )
-            for arm in arms[1:]
-            if any(record.arm == arm.name for record in clocked)
-        ),
+        groups=tuple(_share(group, members, base) for group, members in groups.items()),
+        arms=tuple(compared),
         clocks_pct=clocks_pct,
         of_tokens_pct=of_tokens_pct,
         tokens=sum(int(r.known_notes["step_parts"]["output_tokens"]) for r in clocked),
-    )  # fmt: skip
+    )
 
 
 def part_times(record: Record) -> dict[str, float]:
@@ -135,8 +128,7 @@ def part_times(record: Record) -> dict[str, float]:
     times: dict[str, float] = {}
     for kind, by_part in note["parts_us"].items():
         weight = measured[kind] / note["steps"][kind] / tokens
-        for part, us in by_part.items():
-            times[part] = times.get(part, 0.0) + us * weight
+        times |= {part: times.get(part, 0.0) + us * weight for part, us in by_part.items()}
     return times
 
 
@@ -153,9 +145,8 @@ def _row(
     for record in records:
         times = parts[record.run]
         value = whole_us(times) if name == TOTAL else times.get(name, 0.0)
-        row.arms.setdefault(record.arm, []).append(
-            RunValue(record.block, record.position, f"runs/{record.run}.json", value)
-        )
+        run = RunValue(record.block, record.position, f"runs/{record.run}.json", value)
+        row.arms.setdefault(record.arm, []).append(run)
     row.unit_value = None if row.positive else total_us
     return row
 
@@ -269,14 +260,11 @@ def _count_sentences(found: Changes, time_ratio: float) -> list[str]:
     """Describe the counts that differ. ``time_ratio``: time per token over the baseline's."""
     texts = []
     for name, (old, new) in found.items():
-        values = significant_text(new, 3), significant_text(old, 3)
-        if not old:
-            texts.append(f"{COUNTS[name][0]} ({values[0]}, not 0)")
-            continue
-        amount = f"{significant_text(abs(100 * (new / old - 1)), 2)} %"
-        more = "more" if new > old else "fewer"
-        if name != "steps":
-            texts.append(f"{amount} {more} {COUNTS[name][0]} ({values[0]}, not {values[1]})")
+        values = f"{significant_text(new, 3)}, not {significant_text(old, 3)}"
+        amount = f"{significant_text(abs(100 * (new / old - 1)), 2)} % " if old else ""
+        more = f"{amount}{'more' if new > old else 'fewer'} " if old else ""
+        if name != "steps" or not old:
+            texts.append(f"{more}{COUNTS[name][0]} ({values})")
             continue
         reasons = (
             text.format(*(significant_text(found[why][side], 3) for side in (1, 0)))
@@ -285,11 +273,8 @@ def _count_sentences(found: Changes, time_ratio: float) -> list[str]:
         )
         reason = "".join(f", because {one}" for one in [*reasons][:1])
         each = 100 * (time_ratio * old / new - 1)
-        longer = "longer" if each > 0 else "less time"
-        texts.append(
-            f"{amount} {more} steps{reason}; each step takes "
-            f"{significant_text(abs(each), 2)} % {longer}"
-        )
+        longer = f"{significant_text(abs(each), 2)} % {'longer' if each > 0 else 'less time'}"
+        texts.append(f"{more}steps{reason}; each step takes {longer}")
     return texts
 
 

@@ -65,20 +65,13 @@ class ScoredWindows:
         Older records have a list ``kl``, the divergence at each position rounded to four digits, in
         place of ``kl_sum`` and ``kl_histogram``.
         """
-
-        def column(key: str) -> Floats:
-            return np.array([window[key] for window in windows], np.float64)
-
+        keys = ("tokens", "nll", "same_top1", "probability_change_squared")
+        tokens, nll, same_top1, change = (
+            np.array([window[key] for window in windows], np.float64) for key in keys
+        )
         kl = [_divergences(window) for window in windows]
         sums = [w.get("kl_sum", values.sum()) for w, values in zip(windows, kl, strict=True)]
-        return cls(
-            column("tokens"),
-            column("nll"),
-            column("same_top1"),
-            column("probability_change_squared"),
-            kl,
-            np.array(sums, np.float64),
-        )
+        return cls(tokens, nll, same_top1, change, kl, np.array(sums, np.float64))
 
 
 def _divergences(window: Mapping[str, Any]) -> Floats:
@@ -184,10 +177,8 @@ def broken_limits(
         if interval.low is None or interval.high is None:
             yield f"{name} is not decided: too few windows for an interval"
             continue
-        extent = (
-            f"{significant_text(interval.estimate, 4)} ({significant_text(interval.low, 4)} to "
-            f"{significant_text(interval.high, 4)})"
-        )
+        numbers = (interval.estimate, interval.low, interval.high)
+        extent = "{} ({} to {})".format(*(significant_text(number, 4) for number in numbers))
         inside, outside = _sides(name, interval, limit)
         if outside:
             yield f"{name} is {extent}, and must be {bound}"
@@ -213,12 +204,9 @@ def limits_decided(
     arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float], confidence: float
 ) -> bool:
     """Return whether every arm's intervals lie within the limits or outside them."""
-    qualities = text_qualities(arms, records, confidence)
-    decided = {one.arm: not _undecided(one, limits) for one in qualities}
-    return all(decided.get(arm, False) for arm in arms)
-
-
-def _undecided(quality: ArmQuality, limits: Mapping[str, float]) -> bool:
-    return any(
-        not any(_sides(name, quality.metrics[name], limit)) for name, limit in limits.items()
-    )
+    decided = {
+        one.arm
+        for one in text_qualities(arms, records, confidence)
+        if all(any(_sides(name, one.metrics[name], limit)) for name, limit in limits.items())
+    }
+    return decided.issuperset(arms)

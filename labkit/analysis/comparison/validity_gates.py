@@ -83,11 +83,9 @@ def healthy(
         if record.arm in claimed and record.outcome == "oom":
             continue
         more = f"; {count_text(len(alike) - 1, 'more run')} failed alike" if len(alike) > 1 else ""
-        gate.fail(
-            f"{record.run}: {record.outcome}: {record.detail}{_aftermath(record, records)}{more}",
-            None,
-            f"run {record.run} failed ({record.outcome})",
-        )
+        reason = f"{record.outcome}: {record.detail}{_aftermath(record, records)}{more}"
+        cause = f"run {record.run} failed ({record.outcome})"
+        gate.fail(f"{record.run}: {reason}", None, cause)
     for reason, cause in machine_failures(records, across_hosts):
         gate.fail(reason, None, cause)
     for unserved in unserved_errors(records):
@@ -118,9 +116,9 @@ def _own_failures(records: Sequence[Record]) -> Iterable[list[Record]]:
     """Return the runs that no other run's failure ended, in groups of one arm and one reason."""
     groups: dict[tuple[str, str, str | None], list[Record]] = {}
     runs = {record.run for record in records}
-    for record in (r for r in records if r.outcome not in MEASURED_OUTCOMES):
-        if record.known_notes.get("failed_by") not in runs:
-            groups.setdefault((record.arm, record.outcome, record.detail), []).append(record)
+    for r in records:
+        if r.outcome not in MEASURED_OUTCOMES and r.known_notes.get("failed_by") not in runs:
+            groups.setdefault((r.arm, r.outcome, r.detail), []).append(r)
     return groups.values()
 
 
@@ -165,8 +163,7 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
     """
     gate = Gate("pass")
     for arm in arms:
-        implicit = arm.engine_counter
-        claims = list(dict.fromkeys([*([implicit] if implicit else []), *arm.engaged]))
+        claims = dict.fromkeys(filter(None, (arm.engine_counter, *arm.engaged)))
         if not arm.engaged and gate.status == "pass":
             gate.status = "unclaimed"
         if arm.engaged and not arm.out_of_memory and _never_ran(gate, arm, records):
@@ -177,11 +174,8 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
                 continue
             zero = [name for name in claims if not record.counters.get(name, 0) > 0]
             for name in zero:
-                gate.fail(
-                    f"{arm.name}: {name} is 0 in {record.run}",
-                    affected,
-                    f"vacuous: {name} stayed 0 in {record.run}",
-                )
+                cause = f"vacuous: {name} stayed 0 in {record.run}"
+                gate.fail(f"{arm.name}: {name} is 0 in {record.run}", affected, cause)
             if record.outcome == "vacuous" and not zero:
                 gate.fail(f"{record.run}: {record.detail}", affected, f"vacuous: {record.detail}")
     return gate
@@ -236,8 +230,7 @@ def identical(
 def _other_prompts(records: Iterable[Record]) -> str:
     """Return a clause if a server tokenised prompts to other ids than the workload's, else ""."""
     for record in records:
-        count = record.counters.get("prompts.respelled", 0)
-        if count:
+        if count := record.counters.get("prompts.respelled", 0):
             return (
                 f"; {record.arm}'s server takes text and tokenised {count:,.0f} prompts to other "
                 "ids than the workload's: use a workload of texts, such as workload=chat"
@@ -248,8 +241,7 @@ def _other_prompts(records: Iterable[Record]) -> str:
 def _quality(gate: Gate, arms: Sequence[Arm], records: Sequence[Record], confidence: float) -> None:
     roles = {arm.name: arm.role for arm in arms}
     qualities = text_qualities(list(roles), records, confidence)
-    missing = roles.keys() - {quality.arm for quality in qualities}
-    for arm in sorted(missing):
+    for arm in sorted(roles.keys() - {quality.arm for quality in qualities}):
         gate.fail(f"{arm}: no run has scored texts", None, "no scored texts")
     for quality in qualities:
         affected = quality.arm if roles[quality.arm] == "arm" else None
@@ -263,12 +255,10 @@ def _noise_floor(
 ) -> None:
     control = next((a for a in report.agreement if roles[a.arm] == "control"), None)
     if control is None or not control.total:
-        gate.fail(
-            "the noise floor needs the A/A control; set design.control=true", None, "no control"
-        )
+        reason = "the noise floor needs the A/A control; set design.control=true"
+        gate.fail(reason, None, "no control")
         return
-    for agreement in report.agreement:
-        if roles[agreement.arm] == "arm":
-            above = above_noise_floor(agreement, control, alpha)
-            if above is not None:
-                gate.fail(above, agreement.arm, f"outputs above the noise floor: {above}")
+    for agreement in (each for each in report.agreement if roles[each.arm] == "arm"):
+        above = above_noise_floor(agreement, control, alpha)
+        if above is not None:
+            gate.fail(above, agreement.arm, f"outputs above the noise floor: {above}")

@@ -57,12 +57,17 @@ class Verdict:
     word: str
     reason: str | None = None
 
+    def because(self, more: str) -> Verdict:
+        """Return the verdict with a further reason."""
+        return Verdict(self.word, "; ".join(filter(None, (self.reason, more))))
 
-def _exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
-    """Return whether the A/A control has an unadjusted interval, and it exceeds the margin."""
-    if control is None or control.ci_raw_pct is None:
-        return False
-    return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
+
+def too_few_blocks(blocks: int, runs: int) -> str | None:
+    """Return the reason why so few blocks support no claim, or None."""
+    needed = min_blocks_to_claim(runs)
+    if blocks >= needed:
+        return None
+    return f"{count_text(blocks, 'block')} of {runs}: a claim needs at least {needed}"
 
 
 def judge(
@@ -80,19 +85,12 @@ def judge(
     """
     if causes:
         return Verdict("invalid", "; ".join(causes))
-    effect = comparison.effect_pct
-    if comparison.difference is not None:
-        effect = comparison.difference
+    effect = comparison.effect_pct if comparison.difference is None else comparison.difference
     if effect is None:
         return Verdict("inconclusive", "there is no complete block with values above 0")
-    needed = min_blocks_to_claim(criteria.runs)
-    if comparison.blocks < needed:
-        blocks = count_text(comparison.blocks, "block")
-        return Verdict(
-            "estimate_only", f"{blocks} of {criteria.runs}: a claim needs at least {needed}"
-        )
-    if criteria.withheld_reason is not None:
-        return Verdict("estimate_only", criteria.withheld_reason)
+    withheld = too_few_blocks(comparison.blocks, criteria.runs) or criteria.withheld_reason
+    if withheld is not None:
+        return Verdict("estimate_only", withheld)
     if comparison.p_adjusted is None or (comparison.equivalence or comparison.difference) is None:
         raise ValueError(f"{comparison.arm}: a comparison has an effect but no test")
     if comparison.p_floor is None or comparison.p_floor > criteria.alpha:
@@ -106,7 +104,8 @@ def judge(
     means = comparison.ci_pct if comparison.difference is None else comparison.difference_ci
     directions_differ = significant and means is not None and effect * sum(means) <= 0
     if comparison.equivalence is not None and comparison.equivalence.p <= criteria.alpha:
-        if _exceeds_margin(control, criteria.margin_pct):
+        noise = control.ci_raw_pct if control is not None else None
+        if noise is not None and max(map(abs, noise)) > criteria.margin_pct:
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
         if not directions_differ:
             bound = comparison.equivalence.bound_pct
@@ -115,8 +114,7 @@ def judge(
     if directions_differ:
         return Verdict("inconclusive", DIRECTIONS_DIFFER)
     if significant:
-        up = effect > 0
-        return Verdict("better" if up == (better == "higher") else "worse")
+        return Verdict("better" if (effect > 0) == (better == "higher") else "worse")
     return Verdict("inconclusive", _power_reason(comparison, criteria))
 
 
@@ -157,14 +155,9 @@ def _power_reason(comparison: Comparison, criteria: DecisionCriteria) -> str:
             f"p = {comparison.p:.2g} for this row alone, {comparison.p_adjusted:.2g} adjusted over "
             "all rows and arms"
         )
-    if (
-        comparison.mde_pct is not None
-        and comparison.sd is not None
-        and comparison.effect_pct is not None
-        and comparison.alpha_row is not None
-    ):
+    if comparison.mde_pct is not None and comparison.sd is not None:
         text = f"smallest detectable effect: {magnitude_text(comparison.mde_pct)} %"
-        target = abs(target_effect_pct(comparison.effect_pct))
+        target = abs(target_effect_pct(comparison.effect_pct or 0.0))
         need = blocks_to_decide(comparison, criteria)
         if need is None:
             text += f"; detecting {target:g} % would need more than 1,000 blocks"

@@ -9,7 +9,7 @@ zoom.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -254,19 +254,14 @@ def changes(base: Json, other: Json) -> Json:
     take a fifth of the space.
     """
     keys = dict.fromkeys([*base, *other])
-    different = {
-        key: other.get(key) for key in keys if key != "marks" and base.get(key) != other.get(key)
-    }
-    if base["marks"] == other["marks"]:
+    old, new = base["marks"], other["marks"]
+    changed = (key for key in keys if key != "marks" and base.get(key) != other.get(key))
+    different = {key: other.get(key) for key in changed}
+    if old == new:
         return different
-    alike = len(base["marks"]) == len(other["marks"]) and all(
-        _without_y(a) == _without_y(b) for a, b in zip(base["marks"], other["marks"], strict=False)
-    )
-    if not alike:
-        return {**different, "marks": other["marks"]}
-    ys = [
-        None if a == b else b["p"][1::2] for a, b in zip(base["marks"], other["marks"], strict=True)
-    ]
+    if [*map(_without_y, old)] != [*map(_without_y, new)]:
+        return {**different, "marks": new}
+    ys = [None if a == b else b["p"][1::2] for a, b in zip(old, new, strict=True)]
     return {**different, "ys": ys}
 
 
@@ -287,10 +282,8 @@ def _extremes(points: Sequence[Point], parts: int) -> list[Point]:
     for index, (x, y) in enumerate(points):
         part = min(parts - 1, int((x - low) * scale))
         lowest, highest = ends.get(part, (index, index))
-        ends[part] = (
-            index if y < points[lowest][1] else lowest,
-            index if y > points[highest][1] else highest,
-        )
+        lowest = index if y < points[lowest][1] else lowest
+        ends[part] = lowest, index if y > points[highest][1] else highest
     kept = {0, len(points) - 1, *(index for pair in ends.values() for index in pair)}
     return [points[index] for index in sorted(kept)]
 
@@ -316,7 +309,7 @@ def _without_defaults(content: Json) -> Json:
     return {key: value for key, value in content.items() if value not in (None, "", [], False)}
 
 
-def _flat(points: Sequence[Point]) -> list[float]:
+def _flat(points: Iterable[Iterable[float]]) -> list[float]:
     return [_compact(value) for point in points for value in point]
 
 
@@ -325,35 +318,17 @@ def _mark_json(mark: Mark) -> Json:
         case Line():
             content: Json = {"k": "line", "c": mark.style, "a": mark.arm, "p": _flat(mark.points)}
         case Dots():
-            content = {
-                "k": "dots",
-                "c": mark.style,
-                "m": mark.mark,
-                "a": mark.arm,
-                "p": _flat(mark.points),
-                "t": list(mark.tips),
-                "h": list(mark.links),
-            }
+            content = {"k": "dots", "c": mark.style, "m": mark.mark, "a": mark.arm}
+            content |= {"p": _flat(mark.points), "t": list(mark.tips), "h": list(mark.links)}
         case Band():
-            content = {
-                "k": "band",
-                "c": mark.style,
-                "p": _rounded((mark.low, mark.high)),
-                "across": mark.across,
-            }
+            content = {"k": "band", "c": mark.style, "p": _rounded((mark.low, mark.high))}
+            content["across"] = mark.across
         case Text():
-            content = {
-                "k": "text", "p": _rounded((mark.x, mark.y)), "t": mark.text, "s": mark.anchor,
-                "d": [mark.dx, mark.dy],
-            }  # fmt: skip
+            content = {"k": "text", "p": _rounded((mark.x, mark.y)), "t": mark.text}
+            content |= {"s": mark.anchor, "d": [mark.dx, mark.dy]}
         case Limit():
             content = {"k": "limit", "p": [_compact(mark.x)], "t": mark.name}
         case Bars():
-            content = {
-                "k": "bars",
-                "c": mark.style,
-                "a": mark.arm,
-                "p": [_compact(value) for box in mark.boxes for value in box],
-                "t": list(mark.tips) if any(mark.tips) else [],
-            }
+            content = {"k": "bars", "c": mark.style, "a": mark.arm, "p": _flat(mark.boxes)}
+            content["t"] = list(mark.tips) if any(mark.tips) else []
     return _without_defaults(content)

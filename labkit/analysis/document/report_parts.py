@@ -55,7 +55,7 @@ TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
 
 
 @cache
-def templates(trim_blocks: bool = False, lstrip_blocks: bool = False) -> Any:
+def templates(trim_blocks: bool = False) -> Any:
     """Return jinja2's environment of the pages' templates, cached since compiling takes long."""
     import jinja2
 
@@ -65,7 +65,6 @@ def templates(trim_blocks: bool = False, lstrip_blocks: bool = False) -> Any:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=trim_blocks,
-        lstrip_blocks=lstrip_blocks,
     )
 
 
@@ -94,18 +93,9 @@ class TablePart:
 
 
 @dataclass(frozen=True)
-class PictureCaption:
-    """Text below a picture; Markdown only (a chart on the HTML page has a caption of its own)."""
-
-    lines: Sequence[str]
-    kind: ClassVar[str] = "caption"
-
-
-@dataclass(frozen=True)
 class ChartPart:
     """A chart; HTML only."""
 
-    # chart, caption: the chart and the text below it.
     chart: Chart
     caption: str = ""
     # Name, style class and shape (``line`` or ``bar``) of what the chart draws besides arms.
@@ -127,6 +117,7 @@ class PictureFile:
     caption: str
     charts: Sequence[ChartPart]
     columns: int = 1
+    captioned: bool = False  # whether the caption also stands below the picture, as text
     kind: ClassVar[str] = "picture"
 
 

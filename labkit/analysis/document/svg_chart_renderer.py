@@ -166,13 +166,11 @@ class _Panel:
     def _bars(self, bars: Bars) -> list[str]:
         """Return a rectangle per bar. Very many bars become one path without tooltips."""
         if len(bars.boxes) <= MAX_RECTANGLES:
+            titles = (f"<title>{escape(tip)}</title>" if tip else "" for tip in bars.tips)
             return [
-                self._rect(
-                    f"bar {bars.style}", box[:2], box[2:],
-                    f"<title>{escape(tip)}</title>" if tip else "",
-                )
-                for box, tip in zip(bars.boxes, bars.tips, strict=True)
-            ]  # fmt: skip
+                self._rect(f"bar {bars.style}", box[:2], box[2:], title)
+                for box, title in zip(bars.boxes, titles, strict=True)
+            ]
         path = "".join(
             f"M{self.px(left):.1f} {self.py(top):.1f}H{self.px(right):.1f}V{self.py(bottom):.1f}"
             f"H{self.px(left):.1f}z"
@@ -243,20 +241,14 @@ def add_point_labels(chart: Chart, labels: Iterable[tuple[float, float, str]]) -
         width = CHARACTER * len(name) + OFFSET
         is_left = x < sum(chart.x) / 2
         left, right = (at, at + width) if is_left else (at - width, at)
-        shift = next(
-            (
-                dy
-                for dy in (ABOVE + LINE_HEIGHT * line for line in lines)
-                if LINE_HEIGHT - 4 <= above + dy <= height
-                and all(
-                    right <= other[0]
-                    or left >= other[1]
-                    or abs(above + dy - other[2]) >= LINE_HEIGHT
-                    for other in drawn
-                )
-            ),
-            ABOVE,
+        beside = [line for start, end, line in drawn if right > start and left < end]
+        free = (
+            dy
+            for dy in (ABOVE + LINE_HEIGHT * line for line in lines)
+            if LINE_HEIGHT - 4 <= above + dy <= height
+            if all(abs(above + dy - line) >= LINE_HEIGHT for line in beside)
         )
+        shift = next(free, ABOVE)
         drawn.append((left, right, above + shift))
         dx, anchor = (OFFSET, "start") if is_left else (-OFFSET, "end")
         chart.text(x, y, name, anchor, dx=dx, dy=shift)

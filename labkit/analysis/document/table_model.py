@@ -58,7 +58,6 @@ class Column(Generic[T]):
 class Table(Generic[T]):
     """Columns, lines, and notes below the table."""
 
-    # columns, lines, notes: the content.
     columns: tuple[Column[T], ...]
     lines: tuple[T, ...]
     notes: tuple[str, ...] = ()

@@ -116,9 +116,8 @@ def model_span(step: Json) -> tuple[float, float]:
     """Return the start and the end (us) of the model's work in a step."""
     times = step["times_us"]
     spans = [times[part] for part in MODEL_PARTS if part in times] or list(times.values())
-    return min((start for start, _ in spans), default=0.0), max(
-        (start + duration for start, duration in spans), default=0.0
-    )
+    ends = (start + duration for start, duration in spans)
+    return min((start for start, _ in spans), default=0.0), max(ends, default=0.0)
 
 
 def counters(step: Json, num_blocks: int | None) -> dict[str, dict[str, int]]:

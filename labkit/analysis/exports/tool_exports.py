@@ -19,18 +19,16 @@ from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.comparison.text_quality import limit_fields
 from labkit.analysis.document.table_model import Table
-from labkit.analysis.findings.verdict_sentences import CellPhrases, cell_phrases, verdict_sentence
+from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.studies.data_frames import ROW_COLUMNS, SUMMARY_COLUMNS
 from labkit.records import Arm, Record
 from labkit.records.measurement_notes import RequestNote, TrafficNote
 
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-# Columns of the file: of the row, of the comparison's baseline and arm, and of the comparison.
-ROW_COLUMNS = ("case", "metric", "unit", "better", "primary", "skipped")
-ARM_COLUMNS = ("median", "q1", "q3", "n")
 COMPARISON_COLUMNS = (
     "effect_pct", "ci_low_pct", "ci_high_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct",
     "p", "p_adjusted", "p_floor", "mde_pct", "wins", "blocks", "verdict", "reason", "difference",
@@ -53,18 +51,20 @@ def _measured(analysis: CellAnalysis) -> list[Record]:
 def benchstat(analyses: Sequence[CellAnalysis]) -> str:
     """Return the runs in Go's benchmark format, a line per run and case.
 
-    ``benchstat -col /arm`` compares the arms.
+    ``benchstat -col /arm`` compares the arms. Its lines have no units, so arms that report a
+    metric in different ones raise ``FormatError``.
 
     Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
     """
     units: dict[str, str] = {}
     lines: list[str] = []
     for analysis in analyses:
+        mixed = next((text for row in analysis.rows for text in row.other_units.values()), None)
+        if mixed is not None:
+            raise FormatError(f"--format benchstat names no units, and {mixed}")
         environment = analysis.environment
-        cores = environment.get("cores") or 1
-        lines += ["", f"cell: {analysis.name}"]
-        if environment.get("cpu_model"):
-            lines.append(f"cpu: {environment['cpu_model']}")
+        cores, cpu = environment.get("cores") or 1, environment.get("cpu_model")
+        lines += ["", f"cell: {analysis.name}", *([f"cpu: {cpu}"] if cpu else [])]
         for record in _measured(analysis):
             for case in record.cases:
                 values = [(run_value(m.repeats), m) for m in case.metrics]
@@ -99,15 +99,13 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
         cell = f"{analysis.name}: " if len(analyses) > 1 else ""
         for record in _measured(analysis):
             for case in record.cases:
-                for metric in case.metrics:
-                    if metric.unit not in SECONDS_PER_UNIT or min(metric.repeats) <= 0:
-                        continue
-                    of_case = f"{case.case}: " if case.case != "all" else ""
-                    name = f"{cell}{of_case}{metric.name} [{record.arm}]"
-                    runs = runs_by_name.setdefault(name, [])
-                    scale = SECONDS_PER_UNIT[metric.unit]
-                    values = [x * scale for x in metric.repeats]
-                    runs.append({"metadata": {"date": _date(record)}, "values": values})
+                of_case = f"{case.case}: " if case.case != "all" else ""
+                for metric in (m for m in case.metrics if m.unit in SECONDS_PER_UNIT):
+                    if min(metric.repeats) > 0:
+                        name = f"{cell}{of_case}{metric.name} [{record.arm}]"
+                        values = [x * SECONDS_PER_UNIT[metric.unit] for x in metric.repeats]
+                        run = {"metadata": {"date": _date(record)}, "values": values}
+                        runs_by_name.setdefault(name, []).append(run)
     if not runs_by_name:
         raise FormatError(
             "--format pyperf needs time metrics (us, ms or s), and this study has none"
@@ -159,19 +157,15 @@ def _vllm_runs(analysis: CellAnalysis) -> Iterator[dict[str, Any]]:
 def _from_sending(request: RequestNote) -> RequestNote:
     """Return a request without its wait for a place among ``concurrency``, as vLLM times it."""
     wait_ms = request.get("queued_ms", 0.0)
-    return {
-        **request,
-        "ttft_ms": request["ttft_ms"] - wait_ms,
-        "e2e_ms": request["e2e_ms"] - wait_ms,
-    }
+    ttft_ms, e2e_ms = request["ttft_ms"] - wait_ms, request["e2e_ms"] - wait_ms
+    return {**request, "ttft_ms": ttft_ms, "e2e_ms": e2e_ms}
 
 
 def _vllm_run(
     number: int, record: Record, arm: Arm, requests: Sequence[RequestNote], traffic: TrafficNote
 ) -> dict[str, Any]:
-    arrivals = arm.config.get("workload", {}).get("arrivals", {})
     workload, model = arm.config.get("workload", {}), arm.config.get("model", {})
-    name = model.get("path") or model.get("name")
+    arrivals, name = workload.get("arrivals", {}), model.get("path") or model.get("name")
     inputs = [int(r["prompt_tokens"]) for r in requests]
     outputs = [int(r["output_tokens"]) for r in requests]
     starts = [r["submitted_ms"] / 1e3 for r in requests]
@@ -246,20 +240,20 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     """
     entries: list[dict[str, Any]] = []
     directions = set()
-    many = len(analyses) > 1
     for analysis in analyses:
         claim = analysis.data.arms[0].identity
         phrases = cell_phrases(analysis.cell, claim if claim in IDENTITY_CLAIMS else "none")
-        for row in analysis.cell.primary_rows:
-            if row.skipped is not None:
-                continue
+        cell = f"{analysis.cell.cell}: " if len(analyses) > 1 else ""
+        for row in (row for row in analysis.cell.primary_rows if row.skipped is None):
             directions.add(row.better)
-            for arm, values in row.arms.items():
-                if values.n:
-                    entry = _github_entry(phrases, row, arm)
-                    cell = f"{analysis.cell.cell}: " if many else ""
-                    name = f"{cell}{analysis.cell.row_name(row)} [{arm}]"
-                    entries.append({"name": name, **entry})
+            for arm, values in ((arm, values) for arm, values in row.arms.items() if values.n):
+                name = f"{cell}{analysis.cell.row_name(row)} [{arm}]"
+                spread = significant_text((values.q3 or 0.0) - (values.q1 or 0.0), 3)
+                entry: dict[str, Any] = {"name": name, "unit": row.unit, "value": values.median}
+                entry["range"] = f"IQR {spread}"
+                if (one := row.comparison(arm)) is not None:
+                    entry["extra"] = verdict_sentence(phrases, row, one)
+                entries.append(entry)
     if len(directions) > 1:
         raise FormatError(
             "--format github needs metrics of one direction, but in this study smaller is better "
@@ -272,18 +266,6 @@ def github(analyses: Sequence[CellAnalysis]) -> str:
     return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
 
 
-def _github_entry(phrases: CellPhrases, row: Row, arm: str) -> dict[str, Any]:
-    values, comparison = row.arms[arm], row.comparison(arm)
-    entry: dict[str, Any] = {
-        "unit": row.unit,
-        "value": values.median,
-        "range": f"IQR {significant_text((values.q3 or 0.0) - (values.q1 or 0.0), 3)}",
-    }
-    if comparison is not None:
-        entry["extra"] = verdict_sentence(phrases, row, comparison)
-    return entry
-
-
 def csv_text(cells: Sequence[Cell]) -> str:
     """Return one CSV line per comparison, and one with the baseline per row without comparisons.
 
@@ -294,7 +276,7 @@ def csv_text(cells: Sequence[Cell]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
         ("cell", *ROW_COLUMNS, "arm", "baseline", "baseline_median",
-         *(f"arm_{name}" for name in ARM_COLUMNS), *COMPARISON_COLUMNS,
+         *(f"arm_{name}" for name in SUMMARY_COLUMNS), *COMPARISON_COLUMNS,
          *(limit_fields(None) if has_quality else ()))
     )  # fmt: skip
     for cell in cells:
@@ -308,24 +290,15 @@ def csv_text(cells: Sequence[Cell]) -> str:
 
 
 def _compared(row: Row, comparison: Comparison | None, baseline: str) -> Iterator[Any]:
-    if comparison is None:
-        yield from (None, baseline, row.median(baseline))
-        yield from (None,) * (len(ARM_COLUMNS) + len(COMPARISON_COLUMNS))
-        return
-    yield from (comparison.arm, comparison.baseline, row.median(comparison.baseline))
-    yield from (getattr(row.arms[comparison.arm], name) for name in ARM_COLUMNS)
-    yield from (getattr(comparison, name) for name in COMPARISON_COLUMNS)
+    arm = None if comparison is None else comparison.arm
+    yield from (arm, baseline, row.median(baseline))
+    yield from (getattr(row.arms.get(arm or ""), name, None) for name in SUMMARY_COLUMNS)
+    yield from (getattr(comparison, name, None) for name in COMPARISON_COLUMNS)
 
 
-LATEX_CHARACTERS = {
+LATEX_CHARACTERS = str.maketrans({
+    **{character: rf"\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -336,7 +309,7 @@ LATEX_CHARACTERS = {
     "±": r"$\pm$",
     "µ": r"$\mu$",
     "–": "--",
-}
+})  # fmt: skip
 
 
 def latex_text(table: Table[Any], caption: str) -> str:
@@ -360,4 +333,4 @@ def latex_text(table: Table[Any], caption: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(LATEX_CHARACTERS.get(character, character) for character in text)
+    return text.translate(LATEX_CHARACTERS)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from statistics import median_high
 from typing import TYPE_CHECKING
 
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
@@ -120,8 +121,7 @@ class Group:
     @property
     def gain(self) -> float:
         """The median gain in percent."""
-        gains = sorted(one.gain for one in self.all)
-        return gains[len(gains) // 2]
+        return median_high(one.gain for one in self.all)
 
 
 def group_by_arm(findings: Iterable[Finding]) -> list[Group]:
@@ -257,22 +257,23 @@ def plan_findings(analysis: CellAnalysis) -> Findings:
     ]
     own = tuple(finding for finding in findings if finding.arm in arms)
     failed = any(gate.status == "fail" for gate in cell.gates.values())
+    alone = next((row for row in primary if row.metric), None)
     return Findings(
         arms,
         cell.baseline,
         own,
-        _missing(analysis),
-        _cause(analysis, own),
-        _outputs(analysis) if OUTPUTS in data.design.metrics else None,
-        cell.best or (),
-        len(arms) + 1 if cell.sweep else 0,
-        () if failed else tuple(arm.name for arm in data.arms if arm.out_of_memory),
-        tuple(finding for finding in findings if finding.arm == cell.control),
-        _alone(primary, cell.baseline),
-        tuple(one for one in data.qualities if one.arm in arms),
-        picked_frames(data),
-        bool(data.emulated),
-        next_command(analysis),
+        missing=_missing(analysis),
+        cause=_cause(analysis, own),
+        outputs=_outputs(analysis) if OUTPUTS in data.design.metrics else None,
+        best=cell.best or (),
+        num_settings=len(arms) + 1 if cell.sweep else 0,
+        out_of_memory=() if failed else tuple(arm.name for arm in data.arms if arm.out_of_memory),
+        noise=tuple(finding for finding in findings if finding.arm == cell.control),
+        alone=alone if alone is not None and alone.median(cell.baseline) is not None else None,
+        qualities=tuple(one for one in data.qualities if one.arm in arms),
+        frames=picked_frames(data),
+        emulated=bool(data.emulated),
+        next=next_command(analysis),
     )
 
 
@@ -315,11 +316,6 @@ def _outputs(analysis: CellAnalysis) -> OutputsFinding:
     return OutputsFinding(analysis.data.arms[0].identity, gate.status, reason, differing)
 
 
-def _alone(rows: Sequence[Row], baseline: str) -> Row | None:
-    row = next((row for row in rows if row.metric), None)
-    return None if row is None or row.median(baseline) is None else row
-
-
 def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings | None:
     """Return the findings of several cells together; each finding's place is its cell's label.
 
@@ -342,11 +338,6 @@ def merge_findings(cells: Sequence[Findings], labels: Sequence[str]) -> Findings
     ):
         return None
     noun = "cells" if sum(rows) == len(cells) else f"rows of {len(cells)} cells"
-    first = cells[0]
-    return Findings(
-        first.arms,
-        first.baseline,
-        tuple(merged),
-        out_of_memory=first.out_of_memory,
-        noun=noun,
-    )
+    one = cells[0]
+    found = tuple(merged)
+    return Findings(one.arms, one.baseline, found, out_of_memory=one.out_of_memory, noun=noun)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import (
     magnitude_text,
     scaled,
@@ -19,7 +20,7 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.records.metric_registry import MetricDefinition, metric_definition
+from labkit.records.metric_registry import MetricDefinition
 
 MIN_RATIO = 1.45  # a smaller one says no more than the percentage
 
@@ -33,11 +34,11 @@ def direction_word(metric: MetricDefinition, larger: bool) -> str:
     return word if words.more == "higher" else f"{words.singular_verb} {word}"
 
 
-def verdict_word(verdict: str, metric: str | None, unit: str | None, better: str | None) -> str:
+def verdict_word(row: Row, verdict: str) -> str:
     """Return a verdict as it is printed: ``less time`` for a shorter time, which is ``better``."""
     if verdict in ("better", "worse"):
-        larger = (verdict == "better") == (better == "higher")
-        return direction_word(metric_definition(metric, unit), larger)
+        larger = (verdict == "better") == (row.better == "higher")
+        return direction_word(row.definition, larger)
     return verdict.replace("_", "-")
 
 

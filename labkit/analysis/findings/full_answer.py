@@ -108,13 +108,10 @@ def _metric_clause(
         clauses.append(text)
     elif changed:
         text = f"{subject} {_changes(group, changed, baseline)}"
-        clauses.append(
-            f"{text} and {_unchanged(same, '')}{_in_rows(same, total)}" if same else text
-        )
-    for word, rows in (
-        ("undecided", () if stated is UNDECIDED else group.those(UNDECIDED)),
-        ("invalid", group.those(("invalid",))),
-    ):
+        rest = f" and {_unchanged(same, '')}{_in_rows(same, total)}" if same else ""
+        clauses.append(f"{text}{rest}")
+    undecided = () if stated is UNDECIDED else group.those(UNDECIDED)
+    for word, rows in (("undecided", undecided), ("invalid", group.those(("invalid",)))):
         if rows:
             reason = f": {_reason(rows)}" if word == "invalid" else _detectable(rows)
             names = _first_names([one.place for one in rows])
@@ -153,15 +150,15 @@ def _changes(group: Group, changed: Sequence[Finding], baseline: str) -> str:
         by_direction.setdefault(one.effect > 0, []).append(one)
     parts: list[str] = []
     for findings in by_direction.values():
-        effects = [one.effect for one in findings]
         few = len(findings) < min(3, total)
         names = f" ({join_names([one.place for one in findings])})" if few else ""
         where = f"{_in_rows(findings, total)}{names}"
         if parts:
             parts.append(f"{amount_of(findings)}{where}")
         else:
-            options = {"differences": differences_of(findings)}
-            parts.append(effect_phrase(group.metric, effects, baseline, where.strip(), **options))
+            effects, of_zero = [one.effect for one in findings], differences_of(findings)
+            where = where.strip()
+            parts = [effect_phrase(group.metric, effects, baseline, where, differences=of_zero)]
     return " and ".join(parts)
 
 
@@ -169,10 +166,8 @@ def _not_decided(results: Sequence[Finding], baseline: str) -> str:
     """Return a clause for a cell without decided rows: the rows, and the detectable effect."""
     undecided = [one for one in results if one.word != "invalid"]
     invalid = [one for one in results if one.word == "invalid"]
-    arms, rows = (
-        list(dict.fromkeys(getattr(one, key) for one in undecided)) for key in ("arm", "place")
-    )
-    metrics = list(dict.fromkeys(one.metric.label for one in undecided))
+    facts = ((one.arm, one.place, one.metric.label) for one in undecided)
+    arms, rows, metrics = (list(dict.fromkeys(names)) for names in zip(*facts, strict=True))
     where = f"in {metrics[0]}" if len(metrics) == 1 else ""
     if len(rows) > 1:
         where = f"{where} in any of {len(rows)} rows".strip()
@@ -214,15 +209,13 @@ def _reason(findings: Sequence[Finding]) -> str:
 
 
 def _computed(findings: Findings) -> Iterator[str]:
-    metrics: dict[str, list[Finding]] = {}
-    for one in findings.computed:
-        metrics.setdefault(one.metric.name, []).append(one)
-    for own in metrics.values():
-        label = own[0].metric.label
-        start = f"{label[:1].upper()}{label[1:]} (computed)"
-        if own[0].place == own[0].metric.name:
-            known, unit = own[0].base, own[0].metric.unit
-            base = "none" if known is None else value_with_unit(known, unit)
+    for name in dict.fromkeys(one.metric.name for one in findings.computed):
+        own = [one for one in findings.computed if one.metric.name == name]
+        metric = own[0].metric
+        start = f"{metric.label[:1].upper()}{metric.label[1:]} (computed)"
+        if own[0].place == name:
+            known = own[0].base
+            base = "none" if known is None else value_with_unit(known, metric.unit)
             values = [f"{one.arm} {_value_and_difference(one)}" for one in own]
             yield f"{start}: {', '.join([f'{findings.baseline} {base}', *values])}."
         else:
@@ -246,10 +239,8 @@ def _computed_range(group: Group) -> str:
     for one, base, value in sorted(known, key=lambda each: each[2] - each[1]):
         size = value_with_unit(abs(value - base), one.metric.unit)
         names.setdefault(_difference(one, base, value, size), []).append(one.place)
-    few = [
-        f"{text} ({places[0] if len(places) == 1 else count_text(len(places), 'row')})"
-        for text, places in names.items()
-    ]
+    where = {t: p[0] if len(p) == 1 else count_text(len(p), "row") for t, p in names.items()}
+    few = [f"{text} ({place})" for text, place in where.items()]
     few = [f"{few[0]} to {few[-1]}"] if len(few) > MAX_NAMED_ROWS else few
     unknown = len(pairs) - len(known)
     return ", ".join([*few, *([f"unknown in {count_text(unknown, 'row')}"] if unknown else [])])

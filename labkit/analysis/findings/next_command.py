@@ -37,16 +37,13 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
     if not overrides or analysis.all_computed:
         return None
     if not analysis.data.complete:
-        return _command(
-            analysis, [*overrides, "out=THIS_FOLDER"], "run the blocks that are missing"
-        )
+        continued = [*overrides, "out=THIS_FOLDER"]
+        return _command(analysis, continued, "run the blocks that are missing")
     arms = {arm.name: arm for arm in analysis.data.arms}
     if not all(arms[record.arm].accepts(record) for record in analysis.data.records):
-        return _command(
-            analysis,
-            [*overrides, "out=THIS_FOLDER", "redo=failed"],
-            "run failed blocks again, after repairing the cause",
-        )
+        repaired = [*overrides, "out=THIS_FOLDER", "redo=failed"]
+        purpose = "run failed blocks again, after repairing the cause"
+        return _command(analysis, repaired, purpose)
     if all(analysis.causes(arm, None) for arm in analysis.data.treatment_arms):
         return _without_identity(analysis, overrides)  # more blocks do not repair a failed gate
     if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
@@ -60,15 +57,11 @@ def _without_identity(analysis: CellAnalysis, overrides: Sequence[str]) -> NextC
     """Return the command that drops the default claim of identity if that alone failed."""
     chosen = ("ablation=", "ablation.claims", "experiment=")
     failed = [name for name, gate in analysis.gates.items() if gate.status == "fail"]
-    if failed != ["identical"] or any(
-        o.lstrip("+~").startswith(chosen) for o in overrides if o != "ablation=none"
-    ):
+    named = [o for o in overrides if o != "ablation=none" and o.lstrip("+~").startswith(chosen)]
+    if failed != ["identical"] or named:
         return None
-    return _command(
-        analysis,
-        [*overrides, "ablation.claims.identity=none"],
-        "compare arms whose outputs may differ",
-    )
+    without = [*overrides, "ablation.claims.identity=none"]
+    return _command(analysis, without, "compare arms whose outputs may differ")
 
 
 def _overrides(analysis: CellAnalysis) -> Sequence[str]:
@@ -87,9 +80,8 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
         one
         for row in analysis.cell.primary_rows
         for one in row.comparisons
-        if one.arm in data.treatment_arms
-        and one.verdict == "inconclusive"
-        and (one.p_adjusted or 0.0) > data.criteria.alpha  # the noise is the only reason
+        if one.arm in data.treatment_arms and one.verdict == "inconclusive"
+        if (one.p_adjusted or 0.0) > data.criteria.alpha  # the noise is the only reason
     ]
     needs = [blocks_to_decide(one, data.criteria) for one in undecided]
     known = [need for need in needs if need is not None and need <= MAX_BLOCKS]

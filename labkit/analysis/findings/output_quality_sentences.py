@@ -11,12 +11,7 @@ import numpy as np
 
 from labkit.analysis.comparison.text_quality import ScoredWindows, scored_windows
 from labkit.analysis.model.cell_model import ArmQuality
-from labkit.analysis.number_format import (
-    join_names,
-    share_pct_text,
-    significant_text,
-    value_text,
-)
+from labkit.analysis.number_format import join_names, share_pct_text, significant_text, value_text
 from labkit.analysis.statistics.text_window_intervals import Interval, block_jackknife
 from labkit.records import Record
 
@@ -81,12 +76,13 @@ def quality_phrase(quality: ArmQuality) -> str:
 
 def interval_text(interval: Interval, digits: int = 3) -> str:
     """Write an estimate with its interval: ``0.0041 (0.0032 to 0.0052)``."""
+    text = significant_text(interval.estimate, digits)
     if interval.low is None or interval.high is None:
-        return significant_text(interval.estimate, digits)
-    if interval.low == interval.estimate == interval.high:
-        return significant_text(interval.estimate, digits)
+        return text
     low, high = (significant_text(end, digits) for end in (interval.low, interval.high))
-    return f"{significant_text(interval.estimate, digits)} ({low} to {high})"
+    return (
+        text if interval.low == interval.estimate == interval.high else f"{text} ({low} to {high})"
+    )
 
 
 def share_text(interval: Interval) -> str:

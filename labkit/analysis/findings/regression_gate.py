@@ -112,11 +112,9 @@ def markdown(title: str, results: Results, margin_pct: float) -> str:
         "| on | row | metric | baseline | change, % | interval, % | p | outcome |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
+    what = f"{TITLES[Outcome.undecided].lower()} (it has no result in a primary row)"
     for subject, rows in results.items():
-        lines += map(_line, rows)
-        if not rows:
-            what = f"{TITLES[Outcome.undecided].lower()} (it has no result in a primary row)"
-            lines.append(f"| {_cell(subject)} | | | | | | | {what} |")
+        lines += map(_line, rows) if rows else [f"| {_cell(subject)} | | | | | | | {what} |"]
     drawn = [result for rows in results.values() for result in rows]
     return "\n".join([*lines, *_picture(drawn, margin_pct)]) + "\n"
 

@@ -134,13 +134,16 @@ def _beside(groups: Sequence[Group]) -> str:
 
 
 def _effects(group: Group, findings: Findings, where: str = "", verb: str | None = None) -> Pieces:
+    than, subject = arm_text(findings.baseline), Piece(arm_text(group.arm))
+    return [subject, *_pieces(group, than, where, verb)]
+
+
+def _pieces(group: Group, than: str = "", where: str = "", verb: str | None = None) -> Pieces:
     effects = [one.effect for one in group.all]
     amount, differences = amount_of(group.all), differences_of(group.all)
-    than, subject = arm_text(findings.baseline), Piece(arm_text(group.arm))
-    pieces = effect_pieces(
+    return effect_pieces(
         group.metric, effects, than, where, amount=amount, differences=differences, verb=verb
     )
-    return [subject, *pieces]
 
 
 def _one_arm(group: Group, findings: Findings) -> Pieces:
@@ -191,11 +194,8 @@ def _further_metrics(group: Group, findings: Findings) -> Pieces:
         return []
     pieces = _effects(first, findings)
     for other in others:
-        effects = [other.all[0].effect]
         same_way = (other.gain > 0) == (first.gain > 0)
-        amount, differences = amount_of(other.all), differences_of(other.all)
-        pieces.append(Piece("and" if same_way else ", but"))
-        pieces += effect_pieces(other.metric, effects, amount=amount, differences=differences)
+        pieces += [Piece("and" if same_way else ", but"), *_pieces(other)]
     return pieces
 
 
@@ -222,14 +222,14 @@ def _several(groups: Sequence[Group], findings: Findings, words: Sequence[str]) 
         some, total = len(group.all), totals[group.arm]
         return f" ({_of(some, total, findings.noun)})" if some < total else ""
 
+    lead = _effects(best, findings, where(best).strip())
+    if not others:
+        return [*lead, rest]
     each = [f"{arm_text(g.arm)} {_amount_beside(g.all, up)}{where(g)}" for g in others]
-    pieces = [*_effects(best, findings, where(best).strip()), rest]
-    if others:
-        everyone = [one for group in others for one in group.all]
-        brief = "others" if len(others) > 1 else arm_text(others[0].arm)
-        together = f"; {brief} {_amount_beside(everyone, up)}"
-        pieces.insert(-1, optional(f", {', '.join(each)}", NO_NAMES, together))
-    return pieces
+    everyone = [one for group in others for one in group.all]
+    brief = "others" if len(others) > 1 else arm_text(others[0].arm)
+    together = f"; {brief} {_amount_beside(everyone, up)}"
+    return [*lead, optional(f", {', '.join(each)}", NO_NAMES, together), rest]
 
 
 def _amount_beside(findings: Sequence[Finding], up: bool) -> str:
@@ -377,15 +377,11 @@ def _alone(findings: Findings) -> Pieces:
 
 def _rest(findings: Sequence[Finding], noun: str = "") -> str:
     """Return the number of findings without an answer: ``; 2 undecided; 1 invalid``, or nothing."""
-    counts = {
-        word: sum(one.word in words for one in findings)
-        for word, words in (("undecided", UNDECIDED), ("invalid", ("invalid",)))
-    }
-    return "".join(
-        f"; {count_text(count, noun) if noun else count} {word}"
-        for word, count in counts.items()
-        if count
-    )
+    text = ""
+    for word, words in (("undecided", UNDECIDED), ("invalid", ("invalid",))):
+        if count := sum(one.word in words for one in findings):
+            text += f"; {count_text(count, noun) if noun else count} {word}"
+    return text
 
 
 def _largest_bound(findings: Sequence[Finding]) -> str:

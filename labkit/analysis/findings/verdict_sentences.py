@@ -56,15 +56,24 @@ class CellPhrases:
 
 def cell_phrases(cell: Cell, claim: str) -> CellPhrases:
     """Return the phrases of a cell whose outputs were claimed to be ``claim``."""
-    blocks = max((one.blocks for one in cell.comparisons), default=0)
-    labels = relabellings(blocks, cell.design.runs_per_block) if blocks else None
-    exact = labels is None or labels.exact
     compared = cell.gates["identical"].status == "pass" and claim in IDENTITY_CLAIMS
     return CellPhrases(
-        "exact" if labels is None or exact else f"Monte Carlo, {labels.count:,} draws",
+        method_text(cell, "exact"),
         IDENTITY_CLAIMS[claim] if compared else "outputs not compared",
         f"±{cell.design.margin_pct:g} %",
     )
+
+
+def method_text(cell: Cell, all_of: str) -> str:
+    """Return ``Monte Carlo, 100,000 draws`` if relabellings were sampled, else ``exact``.
+
+    ``all_of``: what to write of an exact test instead, with ``{}`` for their number.
+    """
+    blocks = max((one.blocks for one in cell.comparisons), default=0)
+    if not blocks:
+        return "exact"
+    labels = relabellings(blocks, cell.design.runs_per_block)
+    return (all_of if labels.exact else "Monte Carlo, {} draws").format(f"{labels.count:,}")
 
 
 def computed_text(row: Row, comparison: Comparison) -> str:
@@ -86,17 +95,15 @@ def computed_text(row: Row, comparison: Comparison) -> str:
     return f"{text}, {size_text(row.unit, value - base)} {word} than in {baseline}"
 
 
-def _sizes(interval: tuple[float, float] | None, effect: float) -> str:
-    """Return an interval as sizes in the direction of the effect: ``−1.2 to 3.4 %``."""
+def _ends(interval: tuple[float, float] | None, effect: float, directed: bool) -> str:
+    """Return an interval, if ``directed`` as sizes in the effect's direction: ``−1.2 to 3.4 %``."""
     if interval is None:
         return "unknown"
+    if not directed:
+        return interval_text(*interval)
     low, high = interval if effect >= 0 else (-interval[1], -interval[0])
     ends = [f"{MINUS if x < 0 else ''}{magnitude_text(x)}" for x in (low, high)]
     return f"{ends[0]} to {ends[1]} %"
-
-
-def _signed(interval: tuple[float, float] | None) -> str:
-    return "unknown" if interval is None else interval_text(*interval)
 
 
 def as_measured_text(one: Comparison, directed: bool) -> str:
@@ -116,10 +123,7 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     """Return intervals, p-values and blocks; ``directed``: the effect has been named before."""
     effect = one.effect_pct or 0.0
     start = "" if directed else f"{percent_text(effect)}, "
-    adjusted, alone = (
-        _sizes(interval, effect) if directed else _signed(interval)
-        for interval in (one.ci_pct, one.ci_raw_pct)
-    )
+    adjusted, alone = (_ends(ci, effect, directed) for ci in (one.ci_pct, one.ci_raw_pct))
     return (
         f"{start}adjusted {one.level_text} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
         f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
@@ -183,11 +187,11 @@ def control_sentence(cell: Cell) -> str | None:
     The sentence gives the control's largest effect, its smallest p and its widest interval. It
     names every row with an unadjusted p below 0.02, which a reader might take for an effect.
     """
+    pairs = ((row, row.comparison(cell.control)) for row in cell.primary_rows)
     known = [
         (cell.row_name(row), one, one.effect_pct, one.p)
-        for row in cell.primary_rows
-        for one in row.comparisons
-        if one.arm == cell.control and one.effect_pct is not None and one.p is not None
+        for row, one in pairs
+        if one is not None and one.effect_pct is not None and one.p is not None
     ]
     if not known:
         return None
@@ -201,11 +205,8 @@ def control_sentence(cell: Cell) -> str | None:
     limits = [abs(limit) for _, one, *_ in known for limit in one.ci_pct or () if limit]
     if limits:
         text += f"; widest interval ±{bound_text(max(limits))} %"
-    remarkable = [
-        f"{name} ({percent_text(effect)}, p = {p_text(p)})"
-        for name, _, effect, p in known
-        if p < MAX_UNREMARKED_P
-    ]
+    small = ((name, effect, p) for name, _, effect, p in known if p < MAX_UNREMARKED_P)
+    remarkable = [f"{name} ({percent_text(e)}, p = {p_text(p)})" for name, e, p in small]
     if remarkable:
         rows = count_text(len(known), "row")
         text += f"; {len(remarkable)} of {rows} with p below {MAX_UNREMARKED_P:g} unadjusted: "

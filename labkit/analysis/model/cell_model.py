@@ -181,16 +181,13 @@ class Published:
     def rows(self) -> tuple[PublishedRow, ...]:
         """The rows. A row without a metric or unit has the article's."""
         keys, names = self.keys, ("arms", "delta_pct", "p", "wins")
-        return tuple(
-            PublishedRow(
-                str(row["case"]),
-                str(row.get("metric", keys.get("metric"))),
-                row.get("unit", keys.get("unit")),
-                (row.get("metric"), row.get("unit")) != (None, None),
-                *(row.get(name) or {} for name in names),
-            )
-            for row in keys.get("rows") or ()
-        )
+        rows = []
+        for row in keys.get("rows") or ():
+            metric, unit = (row.get(key, keys.get(key)) for key in ("metric", "unit"))
+            named = (row.get("metric"), row.get("unit")) != (None, None)
+            numbers = (row.get(name) or {} for name in names)
+            rows.append(PublishedRow(str(row["case"]), str(metric), unit, named, *numbers))
+        return tuple(rows)
 
     @property
     def tables(self) -> tuple[PublishedTable, ...]:

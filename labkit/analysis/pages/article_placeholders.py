@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.analysis.document.report_parts import TablePart
 from labkit.analysis.document.table_model import Column, Table, text_or_empty
+from labkit.analysis.findings.effect_wording import verdict_word
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
@@ -33,7 +34,7 @@ from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_answer import study_answer
 from labkit.analysis.tables.published_table import published_source, published_text
-from labkit.analysis.tables.results_table import ResultLine, verdict_text
+from labkit.analysis.tables.results_table import ResultLine
 from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study
 
@@ -83,9 +84,8 @@ class PlaceholderFunctions:
         name = call.partition("(")[0].strip()
         _one_of("placeholder", name, self._calls)
         try:
-            result: Any = self._sandbox.compile_expression(call, undefined_to_none=False)(
-                **self._calls
-            )
+            expression = self._sandbox.compile_expression(call, undefined_to_none=False)
+            result: Any = expression(**self._calls)
         except (TemplateError, TypeError) as error:
             raise ArticleError(f"{call}: {' '.join(str(error).split())}") from None
         if not isinstance(result, ArticleBlock | ArticleLink):
@@ -196,10 +196,8 @@ class PlaceholderFunctions:
         """Return a cell's report and a link to its page; raise :class:`ArticleError` if invalid."""
         folder = self._study(study)
         reports = {report.analysis.name: report for report in self._reports(folder)}
-        if cell is None and len(reports) > 1:
-            raise ArticleError(
-                f"{study} has several cells; cell= must be one of: {', '.join(reports)}"
-            )
+        several = f"{study} has several cells; cell= must be one of: {', '.join(reports)}"
+        require(cell is not None or len(reports) == 1, several)
         name = next(iter(reports)) if cell is None else _one_of("cell", cell, reports)
         _require_valid(reports[name], study)
         page = report_dir(folder) / PAGES / f"{reports[name].analysis.data.dir.name}.html"
@@ -291,7 +289,7 @@ def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
     if metric is not None:
         known = _one_of("metric", metric, [str(row.metric) for _, row in matches])
         matches = [(i, row) for i, row in matches if row.metric == known]
-    index, row = next(((i, row) for i, row in matches if row.primary), matches[0])
+    index, row = next((pair for pair in matches if pair[1].primary), matches[0])
     require(row.skipped is None, f"{case}: skipped: {row.skipped}")
     return index, row
 
@@ -299,13 +297,15 @@ def _row(cell: Cell, case: str, metric: str | None) -> tuple[int, Row]:
 def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
     """Return number ``what`` of an arm, its comparison, its launches or an article, as text."""
     values, comparison = row.arms[arm], row.comparison(arm)
-    texts = {
-        name: _quantile_text(getattr(values, name), row.unit) for name in ("median", "q1", "q3")
-    }
+    texts: dict[str, str] = {}
+    for name in ("median", "q1", "q3"):
+        value, counted = getattr(values, name), row.unit in COUNTED_UNITS
+        number = _number_text(value) if counted else value_text(value, row.unit)
+        texts[name] = f"{number} {unit_name(row.unit)}"
     texts["runs"] = str(values.n)
     if comparison is not None:
         texts |= {name: text_of(comparison) for name, text_of in COMPARISON_FORMATS.items()}
-        texts["verdict"] = verdict_text(row, comparison.verdict)
+        texts["verdict"] = verdict_word(row, comparison.verdict)
     texts |= _published_numbers(report.cell, row, arm)
     launch_numbers = _launch_numbers(report, row.case, arm)
     texts |= {name: _number_text(number) for name, number in launch_numbers.items()}
@@ -314,16 +314,9 @@ def _row_number(report: CellReport, row: Row, arm: str, what: str) -> str:
     return text
 
 
-def _quantile_text(value: float, unit: str | None) -> str:
-    number = _number_text(value) if unit in COUNTED_UNITS else value_text(value, unit)
-    return f"{number} {unit_name(unit)}"
-
-
 COMPARISON_FORMATS: dict[str, Callable[[Comparison], str]] = {
     "delta": lambda comparison: percent_text(comparison.effect_pct),
-    "interval": lambda comparison: (
-        f"{interval_text(comparison.ci_low_pct, comparison.ci_high_pct)} %"
-    ),
+    "interval": lambda one: f"{interval_text(one.ci_low_pct, one.ci_high_pct)} %",
     "p": lambda comparison: p_text(comparison.p),
     "adjusted_p": lambda comparison: p_text(comparison.p_adjusted),
     "sees": lambda comparison: percent_text(comparison.mde_pct).lstrip("+"),
@@ -347,14 +340,11 @@ def _published_numbers(cell: Cell, row: Row, arm: str) -> dict[str, str]:
 
 def _launch_numbers(report: CellReport, case: str, arm: str) -> dict[str, float]:
     """Return the counters and numbers that an arm's runs noted for a case, as medians over runs."""
-    notes = [
-        c.known_notes for r in report.records if r.arm == arm for c in r.cases if c.case == case
-    ]
-    values_by_name: dict[str, list[float]] = {}
-    for note in notes:
-        for name, value in _flat({**note, **(note.get("counters") or {})}):
-            values_by_name.setdefault(name, []).append(value)
-    return {name: float(median(values)) for name, values in values_by_name.items()}
+    values: dict[str, list[float]] = {}
+    for one in (c for r in report.records if r.arm == arm for c in r.cases if c.case == case):
+        for name, value in _flat({**one.notes, **(one.known_notes.get("counters") or {})}):
+            values.setdefault(name, []).append(value)
+    return {name: float(median(numbers)) for name, numbers in values.items()}
 
 
 def _flat(note: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

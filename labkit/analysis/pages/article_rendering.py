@@ -60,7 +60,7 @@ def render(article: Path, analysis_cache: AnalysisCache) -> str:
             return place[0]
         call = next(filter(None, (place["block"], place["inline"], place["bare"])), "").strip()
         try:
-            return _filled_placeholder(call, functions.fill(call), _is_on_own_lines(place))
+            return _filled_placeholder(call, functions.fill(call), place)
         except (ArticleError, RecordError, OSError) as error:
             line = text.count("\n", 0, place.start()) + 1
             raise ArticleError(f"{article}:{line}: {error}") from None
@@ -118,14 +118,13 @@ def _is_in_indented_code(before: str) -> bool:
     return True
 
 
-def _is_on_own_lines(place: re.Match[str]) -> bool:
-    before, after = place.string[: place.start()], place.string[place.end() :]
-    return (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
-
-
-def _filled_placeholder(call: str, rendered: ArticleBlock | ArticleLink, on_own_lines: bool) -> str:
+def _filled_placeholder(
+    call: str, rendered: ArticleBlock | ArticleLink, place: re.Match[str]
+) -> str:
     if isinstance(rendered, ArticleBlock):
-        require(on_own_lines, f"{call}: a table or sentence needs a line of its own")
+        before, after = place.string[: place.start()], place.string[place.end() :]
+        own_lines = before[-1:] in ("", "\n") and after[:1] in ("", "\n")
+        require(own_lines, f"{call}: a table or sentence needs a line of its own")
         return f"<!-- {{{{ {call} }}}} -->\n\n{rendered.text}\n\n<!-- end -->"
     require("'" not in call, f"{call}: write strings in double quotes")
     require(not {"[", "]"} & {*rendered.text}, f"{call}: a caption must not contain [ or ]")

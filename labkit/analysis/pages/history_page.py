@@ -17,14 +17,7 @@ from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import amount_text, effect_phrase
 from labkit.analysis.findings.short_answer import capitalised
-from labkit.analysis.number_format import (
-    p_text,
-    percent_text,
-    scaled,
-    slug,
-    unit_name,
-    value_text,
-)
+from labkit.analysis.number_format import p_text, percent_text, scaled, slug, unit_name, value_text
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.studies.metric_history import (
@@ -53,22 +46,16 @@ class HistoryPage:
     @property
     def summary(self) -> str:
         studies = len({point.study for one in self.series for point in one.points})
-        changes = sum(len(one.changes) for one in self.series)
-        tested = sum(one.is_tested for one in self.series)
-        return (
-            f"{self.metric}: {count_text(len(self.series), 'line')} from "
-            f"{'1 study' if studies == 1 else f'{studies} studies'}, "
-            f"{count_text(changes, 'change')} in the {count_text(tested, 'line')} with enough "
-            "studies to find one"
-        )
+        source = "1 study" if studies == 1 else f"{studies} studies"
+        changes = count_text(sum(len(one.changes) for one in self.series), "change")
+        tested = count_text(sum(one.is_tested for one in self.series), "line")
+        found = f"{changes} in the {tested} with enough studies to find one"
+        return f"{self.metric}: {count_text(len(self.series), 'line')} from {source}, {found}"
 
     @property
     def changes(self) -> list[str]:
-        return [
-            f"{one.name}: {change_text(one, change)}"
-            for one in self.series
-            for change in one.changes
-        ]
+        pairs = ((one, change) for one in self.series for change in one.changes)
+        return [f"{one.name}: {change_text(one, change)}" for one, change in pairs]
 
     def markdown(self) -> str:
         """Return the page in Markdown, without charts."""
@@ -104,10 +91,8 @@ def change_text(series: Series, change: SeriesChange) -> str:
     probe = "the machine has no probe"
     if change.probe_percent is not None:
         probe = f"the time of the machine's probe changed by {percent_text(change.probe_percent)}"
-    return (
-        f"{how} after a change between {_place(before)} and {_place(after)} "
-        f"(p {p_text(change.p)}); {probe}"
-    )
+    where = f"between {_place(before)} and {_place(after)} (p {p_text(change.p)})"
+    return f"{how} after a change {where}; {probe}"
 
 
 def _change_phrase(metric: MetricDefinition, change: SeriesChange) -> str:

@@ -17,7 +17,7 @@ from labkit.analysis.document.report_parts import TEMPLATES, Chapter, Parts, Sec
 from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
-from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
+from labkit.analysis.pages.study_overview import machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
 from labkit.analysis.studies.study_answer import study_answer, study_question
 
@@ -73,31 +73,31 @@ class PageCharts:
 def study_html(study: str, cells: Sequence[CellSummary], reports: Sequence[CellReport]) -> str:
     """Return the HTML report of a study with this name, its cells on one page."""
     shown = list(map(_page_cell, reports, cell_labels(cells)))
-    return _page(study, cells, shown, machine_overviews(cells))
+    return _page(study, cells, shown)
 
 
 def overview_html(study: str, cells: Sequence[CellSummary], links: Sequence[str], note: str) -> str:
     """Return the page of a study whose cells have pages of their own, at ``links``."""
-    return _page(study, cells, [], machine_overviews(cells, links), note=note)
+    return _page(study, cells, [], links, note=note)
 
 
 def cell_html(study: str, cell: CellSummary, report: CellReport, markdown: str) -> str:
     """Return a cell's own page, one folder below the study's; ``markdown``: its file of all."""
     shown = [_page_cell(report, report.cell.name)]
-    overviews = machine_overviews([cell])
-    return _page(study, [cell], shown, overviews, home="../report.html", markdown=markdown)
+    return _page(study, [cell], shown, home="../report.html", markdown=markdown)
 
 
 def _page(
     study: str,
     cells: Sequence[CellSummary],
     shown: Sequence[PageCell],
-    overviews: Sequence[MachineOverview],
+    links: Sequence[str] | None = None,
     *,
     note: str = "",
     home: str = "",
     markdown: str = "report.md",
 ) -> str:
+    overviews = machine_overviews(cells, links)
     page: str = _template("report.html.j2").render(
         study=study,
         question=study_question(cells),
@@ -135,15 +135,12 @@ def _page_cell(report: CellReport, label: str) -> PageCell:
     macros = _template("report_parts.html.j2").module  # a macro for each kind of part
     chapters = []
     for chapter in HTML_CHAPTERS:
-        sections = [
-            (section, parts)
-            for section in (*chapter.sections, *chapter.folded_sections)
-            if (parts := [part for part in section.parts(report) if hasattr(macros, part.kind)])
-        ]
-        if sections:
+        every = ((one, one.parts(report)) for one in (*chapter.sections, *chapter.folded_sections))
+        shown = ((one, [p for p in parts if hasattr(macros, p.kind)]) for one, parts in every)
+        if sections := [(section, parts) for section, parts in shown if parts]:
             chapters.append((chapter, sections))
     return PageCell(report, label, chapters)
 
 
 def _template(name: str) -> Any:
-    return templates(trim_blocks=True, lstrip_blocks=True).get_template(name)
+    return templates(trim_blocks=True).get_template(name)

@@ -49,15 +49,14 @@ def _table(root: Path, entries: Sequence[IndexEntry]) -> Table[IndexEntry]:
             _column("date", lambda entry: entry.began[:10]),
             _column("study", lambda entry: study_link(root, entry.study)),
             _column("question", lambda entry: entry.cell.question),
-            _column("answer", lambda entry: f"cannot be read: {entry.error}" if entry.error
-                    else entry.cell.answer),
+            _column("answer", lambda entry: entry.cell.answer),
             _column("gates", lambda entry: gates_text(entry.cell.gates)),
             Column("runs", lambda entry: entry.cell.runs),
             _column("cell", lambda entry: entry.cell.cell),
             _column("machine", lambda entry: entry.cell.machine),
         ),
         tuple(entries),
-    )  # fmt: skip
+    )
 
 
 def _column(heading: str, value: Callable[[IndexEntry], Any]) -> Column[IndexEntry]:
@@ -67,7 +66,7 @@ def _column(heading: str, value: Callable[[IndexEntry], Any]) -> Column[IndexEnt
 def _summary(entries: Sequence[IndexEntry]) -> str:
     studies = len({entry.study for entry in entries})
     text = "1 study" if studies == 1 else f"{studies} studies"
-    broken = sum(entry.error is not None for entry in entries)
+    broken = sum(entry.is_broken for entry in entries)
     cells = count_text(len(entries) - broken, "cell")
     runs = count_text(sum(entry.cell.runs for entry in entries), "run")
     text = f"{text}, {cells}, {runs}"
@@ -95,15 +94,15 @@ def write_index(root: Path) -> str:
 class IndexEntry:
     """One cell of the index.
 
-    ``began`` and ``ended``: when the first and the last run started, UTC, as in records. ``error``:
-    why the study cannot be read, or None; then nothing is known of its cells.
+    ``began`` and ``ended``: when the first and the last run started, UTC, as in records.
+    ``is_broken``: the study cannot be read; then the only answer is why.
     """
 
     study: Path  # the study's folder or archive
     cell: CellEntry = field(default_factory=CellEntry)
     began: str = ""
     ended: str = ""
-    error: str | None = None
+    is_broken: bool = False
 
 
 def _index_entries(root: Path) -> list[IndexEntry]:
@@ -123,7 +122,7 @@ def _entries(study: Path) -> Iterator[IndexEntry]:
         facts = [fact for fact in _facts(opened, cells) if fact.dir in cells]
         entries = [_entry(study, cells[fact.dir], fact) for fact in facts]
     except (RecordError, OSError) as error:
-        yield IndexEntry(study, error=str(error))
+        yield IndexEntry(study, CellEntry(answer=f"cannot be read: {error}"), is_broken=True)
         return
     yield from entries
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from labkit.analysis.document.report_parts import (
     BulletList,
-    PictureCaption,
     PictureFile,
     Prose,
     ReportPart,
@@ -91,20 +90,15 @@ def _overview_lines(overview: MachineOverview) -> Iterator[str]:
         yield from (f"## {overview.machine}", "")
     if overview.cells is not None:
         yield from _part_lines(TablePart(overview.cells))
-    capacity = overview.capacity
-    if capacity is not None:
-        sentences = map(markdown_text, overview.capacity_sentences)
+    if (capacity := overview.capacity) is not None:
+        sentences = (markdown_text(one.sentence) for one in overview.capacities)
         yield from ("## Capacity", "", *(f"**{text}**\n" for text in sentences))
         yield from _part_lines(TablePart(capacity))
-    loads = overview.loads
-    if loads is not None:
-        yield from ("## Throughput against latency", "", markdown_table(loads), "")
-        yield from (
-            *map(markdown_text, loads.notes),
-            "",
-            f"![Throughput against latency](plots/{overview.stem}.png)",
-            "",
-        )
+    if (loads := overview.loads) is not None:
+        title = "Throughput against latency"
+        yield from (f"## {title}", "", markdown_table(loads), "")
+        yield from (*map(markdown_text, loads.notes), "")
+        yield from (f"![{title}](plots/{overview.stem}.png)", "")
 
 
 def _cell_lines(report: CellReport) -> Iterator[str]:
@@ -113,8 +107,7 @@ def _cell_lines(report: CellReport) -> Iterator[str]:
     for settings in report.settings:
         yield from _part_lines(TablePart(settings))
     yield from (markdown_table(report.results), "") if report.results.lines else ()
-    for note in report.notes:
-        yield from (markdown_text(note), "")
+    yield from (line for note in report.notes for line in (markdown_text(note), ""))
     for heading, lines in (
         ("What could change the answer:", report.caveats.could_change),
         ("For the record:", report.caveats.for_the_record),
@@ -131,7 +124,7 @@ def _cell_lines(report: CellReport) -> Iterator[str]:
 def _part_lines(part: ReportPart) -> Sequence[str]:
     """Return the lines of a section's part; empty for a part that only the HTML page shows."""
     match part:
-        case Prose() | PictureCaption():
+        case Prose():
             return [*map(markdown_text, part.lines), ""]
         case BulletList():
             return [*(f"- {markdown_text(line)}" for line in part.lines), ""]
@@ -139,5 +132,6 @@ def _part_lines(part: ReportPart) -> Sequence[str]:
             notes = [line for note in part.table.notes for line in (markdown_text(note), "")]
             return [markdown_table(part.table), "", *notes]
         case PictureFile():
-            return [f"![{part.caption}](plots/{part.stem}.png)", ""]
+            text = [f"{markdown_text(part.caption)}.", ""] if part.captioned else []
+            return [f"![{part.caption}](plots/{part.stem}.png)", "", *text]
     return []

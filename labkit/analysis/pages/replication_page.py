@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from labkit.analysis.document.chart import Chart, padded_range
@@ -52,9 +52,6 @@ def decision_text(row: ReplicatedRow) -> str:
 
 
 def _table(page: Replication) -> Table[ReplicatedRow]:
-    def text(heading: str, value: Callable[[ReplicatedRow], str]) -> Column[ReplicatedRow]:
-        return Column(heading, value, numeric=False)
-
     def side(heading: str, of: Callable[[ReplicatedRow], MeasuredEffect]) -> Columns:
         yield Column(heading, lambda row: _medians(row, of(row)))
         yield Column("effect", lambda row: percent_text(of(row).effect_pct))
@@ -63,18 +60,16 @@ def _table(page: Replication) -> Table[ReplicatedRow]:
     def region(row: ReplicatedRow) -> str:
         return UNKNOWN if row.region_pct is None else f"±{magnitude_text(row.region_pct)}%"
 
+    named = {"cell": "cell", "row": "case", "metric": "metric", "arm": "arm"}
     columns = (
-        text("cell", lambda row: row.cell),
-        text("row", lambda row: row.case),
-        text("metric", lambda row: row.metric),
-        text("arm", lambda row: row.arm),
+        *(Column(name, attrgetter(field), numeric=False) for name, field in named.items()),
         *side("author", lambda row: row.author),
         *side("here", lambda row: row.reader),
         Column("change", lambda row: percent_text(row.change_pct)),
         Column("interval", lambda row: interval_text(row.change_low_pct, row.change_high_pct)),
         Column("same within", region),
         Column("p", lambda row: p_text(row.p_adjusted)),
-        text("decision", decision_text),
+        Column("decision", decision_text, numeric=False),
     )
     several = len({row.cell for row in page.rows}) > 1
     return Table(columns if several else columns[1:], page.rows)
@@ -143,15 +138,14 @@ def _replication_html(page: Replication) -> str:
     """Return the page in HTML. It loads nothing."""
     chart, left_out = _picture(page), len(page.rows) - MAX_DRAWN
     template = templates().get_template("replication.html.j2")
-    return str(
-        template.render(
-            page=page,
-            head=markdown_html(_head(page), pictures=False),
-            body=markdown_html(_body(page), pictures=False),
-            picture="" if chart is None else chart_svg(chart),
-            more=f"; the first {MAX_DRAWN} of {len(page.rows)} rows" if left_out > 0 else "",
-        )
+    text: str = template.render(
+        page=page,
+        head=markdown_html(_head(page), pictures=False),
+        body=markdown_html(_body(page), pictures=False),
+        picture="" if chart is None else chart_svg(chart),
+        more=f"; the first {MAX_DRAWN} of {len(page.rows)} rows" if left_out > 0 else "",
     )
+    return text
 
 
 def write_replication(folder: Path, page: Replication) -> None:
@@ -187,10 +181,8 @@ def _index(root: Path, refused: Mapping[str, str]) -> str:
         machines = (page.author.machine_text, page.reader.machine_text, page.reader.date)
         lines.append((page.author.study, name, *machines, page.package_versions, question, *counts))
     headings = ("study", "file", "author's machine", "machine", "date", "versions", "question")
-    columns = (
-        Column(heading, itemgetter(index), numeric=False)
-        for index, heading in enumerate((*headings, *words))
-    )
+    numbered = enumerate((*headings, *words))
+    columns = (Column(heading, itemgetter(i), numeric=False) for i, heading in numbered)
     return markdown_table(Table(tuple(columns), tuple(sorted(lines))))
 
 

@@ -28,8 +28,14 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
 from labkit.analysis.pages.study_overview import machine_overviews
-from labkit.analysis.studies.cell_summary import CellSummary, cell_headings, cell_summary
-from labkit.analysis.studies.cell_summary_cache import files_state, read_stored, store
+from labkit.analysis.studies.cell_summary import (
+    CellSummary,
+    cell_headings,
+    cell_summary,
+    files_state,
+    read_stored,
+    store,
+)
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
@@ -79,8 +85,8 @@ def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     old_design = read_cell(folder)["design"] if path.is_file() else {}
     # The runner may have added this key after the analysis read the file: keep it.
     if "looks_taken" in old_design:
-        looks_taken = old_design["looks_taken"]
-        cell = replace(cell, design=cell.design.with_keys(looks_taken=looks_taken))
+        design = cell.design.with_keys(looks_taken=old_design["looks_taken"])
+        cell = replace(cell, design=design)
     content = cell.to_json()
     write_json(path, content)
     return content
@@ -171,9 +177,8 @@ def _write_many(
         (folder / name).mkdir(exist_ok=True)
     stored = {path: read_stored(folder / PAGES / path.name, path) for path in paths}
     changed = [path for path, cell in stored.items() if cell is None]
-    written = dict(
-        zip(changed, _write_pages(opened, changed, folder, cache, processes), strict=True)
-    )
+    pages = _write_pages(opened, changed, folder, cache, processes)
+    written = dict(zip(changed, pages, strict=True))
     cells = [stored[path] or written[path] for path in paths]
     for path, cell in zip(paths, cells, strict=True):
         cache.count(path, cell.unlisted, cell.entry.runs)
@@ -263,9 +268,8 @@ def _refuse_links(paths: Iterable[StudyPath], within: Path) -> None:
     """Refuse links in somebody's study, which would lead to files of somebody else."""
     for path in paths:
         if isinstance(path, Path) and path != within and path.is_symlink():
-            raise RecordError(
-                f"{path} is a link, and reports are written to folders only; remove it"
-            )
+            why = "is a link, and reports are written to folders only; remove it"
+            raise RecordError(f"{path} {why}")
 
 
 def _write_tables(report: CellReport, caption: str, folder: Path) -> None:
@@ -281,9 +285,8 @@ def _write_plots(cells: Sequence[CellSummary], reports: Sequence[CellReport], fo
     folder.mkdir(exist_ok=True)
     for report in reports:
         write_figures(report, folder)
-    for overview in machine_overviews(cells):
-        if overview.curves:
-            write_figure([overview.load_chart], folder / overview.stem)
+    for overview in (one for one in machine_overviews(cells) if one.curves):
+        write_figure([overview.load_chart], folder / overview.stem)
 
 
 def write_text(path: Path, text: str) -> None:

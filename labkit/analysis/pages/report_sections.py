@@ -16,11 +16,6 @@ from labkit.analysis.charts.memory_and_request_timelines import (
     memory_timeline_section,
     request_timeline_section,
 )
-from labkit.analysis.charts.run_and_effect_charts import (
-    effects_section,
-    paired_differences,
-    variation_sentence,
-)
 from labkit.analysis.charts.step_player import step_player_section
 from labkit.analysis.comparison.observations import MetricRow
 from labkit.analysis.document.report_parts import (
@@ -32,6 +27,7 @@ from labkit.analysis.document.report_parts import (
     Prose,
     ReportPart,
     RowCharts,
+    Section,
     section,
     table_parts,
 )
@@ -42,36 +38,23 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import distinct_slugs, interval_text, p_text, percent_text
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
-from labkit.analysis.tables.counter_tables import (
-    dispatch_section,
-    engine_counters_section,
-    hit_and_acceptance_section,
-)
-from labkit.analysis.tables.kernel_launch_tables import (
-    host_times_section,
-    launch_queue_section,
-    launch_work_section,
-    roofline_section,
-)
+from labkit.analysis.tables.counter_tables import WORK_SECTIONS
+from labkit.analysis.tables.kernel_launch_tables import HOST_SECTIONS, launch_work_section
 from labkit.analysis.tables.metrics_by_arm import matrix_section
 from labkit.analysis.tables.published_table import published_section
 from labkit.analysis.tables.request_and_stream_tables import http_section, request_outcomes_section
 from labkit.analysis.tables.results_table import medians_section
-from labkit.analysis.tables.run_list import runs_section
 from labkit.analysis.tables.step_time_tables import time_section
 from labkit.analysis.tables.sweep_tables import curves_section
 from labkit.analysis.tables.text_quality_tables import quality_section
-from labkit.analysis.tables.validity_tables import failures_section, gates_section, outputs_section
-from labkit.analysis.tables.video_decoding_tables import (
-    clip_work_section,
-    decode_times_section,
-    picked_frames_section,
-    visible_events_section,
+from labkit.analysis.tables.validity_tables import (
+    failures_section,
+    gates_section,
+    outputs_section,
+    runs_section,
 )
+from labkit.analysis.tables.video_decoding_tables import VIDEO_SECTIONS
 from labkit.config import count_text
-
-NOISE_TITLE = "Machine noise"
-SENSITIVITY_TITLE = "Sensitivity to machine noise"
 
 
 @section("How it was measured")
@@ -88,11 +71,9 @@ def _measured(report: CellReport) -> Parts:
 def _design_line(report: CellReport) -> str:
     design = report.cell.design
     seed = "" if design.seed is None else f"seed {design.seed}, "
-    return (
-        f"{count_text(design.blocks, 'block')} of {count_text(design.runs_per_block, 'run')} "
-        f"of each arm, {seed}margin ±{design.margin_pct:g} %, "
-        f"alpha {design.alpha:g}."
-    )
+    blocks, runs = count_text(design.blocks, "block"), count_text(design.runs_per_block, "run")
+    size = f"{blocks} of {runs} of each arm"
+    return f"{size}, {seed}margin ±{design.margin_pct:g} %, alpha {design.alpha:g}."
 
 
 @section("Verdicts by row")
@@ -102,30 +83,18 @@ def _row_by_row(report: CellReport) -> Parts:
     return [BulletList(sentences)] if sentences else []
 
 
-@section("Other metrics")
-def _other_metrics(report: CellReport) -> Parts:
-    return table_parts(report.secondary_results)
-
-
 @section("Tests by row")
 def _tests(report: CellReport) -> Parts:
     notes = [Prose(report.notes)] if report.notes else []
     return [*table_parts(report.results, report.secondary_results), *notes]
 
 
-@section("Latencies")
-def _latencies(report: CellReport) -> Iterator[ReportPart]:
-    for caption, chart in latency_charts(report.analysis):
-        yield ChartPart(chart, caption)
-
-
 @section("Differences by block")
 def _pairs(report: CellReport) -> Parts:
     cell, data = report.cell, report.analysis.data
     shown, parts = [], []
-    for index, row in enumerate(cell.rows):
+    for index, (row, metric_row) in enumerate(zip(cell.rows, report.analysis.rows, strict=True)):
         if row.primary and row.skipped is None:
-            metric_row = report.analysis.rows[index]
             chart = run_and_effect_charts.pairs_chart(cell, row, metric_row)
             if chart is not None:
                 shown.append((index, cell.row_name(row)))
@@ -136,8 +105,9 @@ def _pairs(report: CellReport) -> Parts:
 def _pairs_caption(cell: Cell, row: MetricRow, runs: int) -> str:
     baseline = cell.baseline
     arms = [*cell.real_arms[1:], *filter(None, [cell.control])]
-    pairs = ((arm, paired_differences(row, arm, baseline, runs)) for arm in arms)
-    sentences = (variation_sentence(row, baseline, arm, of.values()) for arm, of in pairs)
+    charts = run_and_effect_charts
+    pairs = ((arm, charts.paired_differences(row, arm, baseline, runs)) for arm in arms)
+    sentences = (charts.variation_sentence(row, baseline, arm, of.values()) for arm, of in pairs)
     return f"{cell.row_name(row)}: {next(filter(None, sentences), 'differences within blocks')}"
 
 
@@ -171,17 +141,6 @@ def _drift(report: CellReport) -> Parts:
     return [ChartPart(chart, caption, keys)] if chart is not None else []
 
 
-@section(NOISE_TITLE)
-def _noise(report: CellReport) -> Parts:
-    return [Prose(report.noise)] if report.noise else []
-
-
-@section(NOISE_TITLE)
-def _noise_alone(report: CellReport) -> Parts:
-    """Show the noise if there is no sensitivity section, which would include the noise."""
-    return [] if report.sensitivity else _noise.parts(report)
-
-
 def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
     """Return one line per sensitivity analysis of a row and arm."""
     columns: tuple[Column[SensitivityResult], ...] = (
@@ -189,11 +148,7 @@ def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table
         Column("arm", lambda result: result.arm, numeric=False),
         Column("analysis", lambda result: result.how, numeric=False),
         Column("delta", lambda result: result.effect_pct, percent_text),
-        Column(
-            "unadjusted CI (%)",
-            lambda result: result.ci_pct or (None, None),
-            lambda ci: interval_text(*ci),
-        ),
+        Column("unadjusted CI (%)", lambda result: interval_text(*(result.ci_pct or (None, None)))),
         Column("unadjusted p", lambda result: result.p, p_text),
         Column("blocks", lambda result: result.blocks),
     )
@@ -205,16 +160,22 @@ def sensitivity_table(cell: Cell, results: Sequence[SensitivityResult]) -> Table
     return Table(columns, tuple(results), (note,), prose=True)
 
 
-@section(SENSITIVITY_TITLE)
-def _sensitivity(report: CellReport) -> Parts:
+def _noise_parts(report: CellReport) -> Parts:
+    return [Prose(report.noise)] if report.noise else []
+
+
+def _sensitivity_parts(report: CellReport) -> Parts:
     return table_parts(sensitivity_table(report.cell, report.sensitivity))
 
 
-@section(SENSITIVITY_TITLE)
+@section("Sensitivity to machine noise")
 def _noise_and_sensitivity(report: CellReport) -> Parts:
-    if not report.sensitivity:
-        return []
-    return [*_noise.parts(report), *_sensitivity.parts(report)]
+    return [*_noise_parts(report), *_sensitivity_parts(report)] if report.sensitivity else []
+
+
+@section("Machine noise")
+def _noise_alone(report: CellReport) -> Parts:
+    return [] if report.sensitivity else _noise_parts(report)
 
 
 @section("For the record")
@@ -223,20 +184,12 @@ def _for_the_record(report: CellReport) -> Parts:
     return [BulletList(lines)] if lines else []
 
 
-WORK_SECTIONS = (dispatch_section, engine_counters_section, hit_and_acceptance_section)
-VIDEO_SECTIONS = (
-    decode_times_section,
-    clip_work_section,
-    picked_frames_section,
-    visible_events_section,
-)
-HOST_SECTIONS = (launch_queue_section, host_times_section, roofline_section)
 MARKDOWN_SECTIONS = (
     curves_section,
-    effects_section,
+    run_and_effect_charts.effects_section,
     _design,
     _row_by_row,
-    _other_metrics,
+    Section("Other metrics", lambda report: table_parts(report.secondary_results)),
     time_section,
     launch_work_section,
     quality_section,
@@ -260,7 +213,7 @@ HTML_CHAPTERS = (
         "Metrics",
         (
             curves_section,
-            effects_section,
+            run_and_effect_charts.effects_section,
             matrix_section,
             frontier_section,
             time_section,
@@ -274,7 +227,10 @@ HTML_CHAPTERS = (
     Chapter(
         "Latency",
         (
-            _latencies,
+            Section(
+                "Latencies",
+                lambda report: [ChartPart(c, text) for text, c in latency_charts(report.analysis)],
+            ),
             request_timeline_section,
             step_player_section,
             request_outcomes_section,
@@ -289,8 +245,8 @@ HTML_CHAPTERS = (
             gates_section,
             _for_the_record,
             _measured,
-            _noise,
-            _sensitivity,
+            Section("Machine noise", _noise_parts),
+            Section("Sensitivity to machine noise", _sensitivity_parts),
             outputs_section,
             failures_section,
             _tests,

@@ -20,8 +20,13 @@ from labkit.analysis.number_format import share_pct_text, unit_name, value_text
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.statistics.load_capacity import LoadCounts
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
-from labkit.analysis.studies.load_curves import LOAD_OPTIONS, LoadCurve, load_curves
-from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.analysis.studies.increasing_load import (
+    LOAD_OPTIONS,
+    LoadCurve,
+    ServingCapacity,
+    load_curves,
+    serving_capacities,
+)
 
 CapacityLine = tuple[ServingCapacity, LoadCounts]
 NOT_COMPARED = (
@@ -41,10 +46,6 @@ class MachineOverview:
     stem: str  # of the curves' picture: its name without the extension
     # Of every arm; empty if the workload sets no target share of requests.
     capacities: Sequence[ServingCapacity] = ()
-
-    @property
-    def capacity_sentences(self) -> list[str]:
-        return [capacity.sentence for capacity in self.capacities]
 
     @property
     def charts(self) -> list[ChartPart]:
@@ -88,11 +89,11 @@ def machine_overviews(
         own = [cells[index] for index in indices]
         own_labels = cell_labels(own, LOAD_OPTIONS)
         overview = MachineOverview(
-            host if len(groups) > 1 else None,
-            cells_table([lines[index] for index in indices]) if len(cells) > 1 else None,
-            load_curves(own, own_labels),
-            stem if number == 1 else f"{stem}-{number}",
-            serving_capacities(own, own_labels),
+            machine=host if len(groups) > 1 else None,
+            cells=cells_table([lines[i] for i in indices]) if len(cells) > 1 else None,
+            curves=load_curves(own, own_labels),
+            stem=stem if number == 1 else f"{stem}-{number}",
+            capacities=serving_capacities(own, own_labels),
         )
         overviews.append(overview)
     return overviews
@@ -126,8 +127,8 @@ def _values(cells: Sequence[CellSummary]) -> list[Column[CellLine]]:
     """
     primary = [cell.primary for cell in cells]
     metrics = {(row.metric, row.unit) for rows in primary for row in rows}
-    alone = not any(cell.findings.arms for cell in cells)
-    if not alone or len(metrics) != 1 or any(len(rows) != 1 for rows in primary):
+    compared = any(cell.findings.arms for cell in cells)
+    if compared or len(metrics) != 1 or any(len(rows) != 1 for rows in primary):
         return []
     ((metric, unit),) = metrics
 
@@ -150,7 +151,6 @@ def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine]
     lines = tuple((capacity, load) for capacity in capacities for load in capacity.loads)
     if not lines:
         return None
-
     units = {one.unit for one in capacities}
 
     def rate(line: CapacityLine) -> str:
@@ -168,7 +168,13 @@ def capacity_table(capacities: Sequence[ServingCapacity]) -> Table[CapacityLine]
         Column("within the limits", lambda line: f"{_pct(line[1].share)} %"),
         Column("interval", interval),
     )
-    return Table(columns, lines, (_note(capacities),))
+    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):.4g} %"
+    note = (
+        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
+        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
+        "because requests of one run wait for each other."
+    )
+    return Table(columns, lines, (note,))
 
 
 def _pct(share: float) -> str:
@@ -176,22 +182,14 @@ def _pct(share: float) -> str:
     return share_pct_text(share, 2 if 0.999 <= share < 1 else 1)
 
 
-def _note(capacities: Sequence[ServingCapacity]) -> str:
-    confidence = f"{100 * (1 - max(capacity.alpha for capacity in capacities)):.4g} %"
-    return (
-        f"The capacity's interval has {confidence} confidence, for these requests and arrival "
-        "times on this machine, if the share does not rise with the rate. Each run is one sample, "
-        "because requests of one run wait for each other."
-    )
-
-
 def capacity_chart(one: ServingCapacity) -> ChartPart:
     """Return an arm's goodput (the share of requests within limits) by rate, capacity shaded."""
     loads = one.loads
     place = {load.rate: float(index) for index, load in enumerate(loads)}
+    left, right = -0.3, len(loads) - 0.7
     chart = Chart(
         title=f"goodput of {one.name}",
-        x=(-0.3, len(loads) - 0.7),
+        x=(left, right),
         y=(-4.0, 104.0),
         x_label=f"{one.unit} (evenly spaced)",
         y_label="requests within the limits (%)",
@@ -199,11 +197,10 @@ def capacity_chart(one: ServingCapacity) -> ChartPart:
     )
     low, high = one.capacity.at_least, one.capacity.below
     if low is not None or high is not None:
-        ends = (place.get(low or -1.0, -0.3), place.get(high or -1.0, len(loads) - 0.7))
-        chart.band(*ends, "margin")
+        chart.band(place.get(low or -1.0, left), place.get(high or -1.0, right), "margin")
     target = 100 * one.target
-    chart.line([(-0.3, target), (len(loads) - 0.7, target)], "limit")
-    chart.text(-0.3, target, f"target {target:g} %", dx=6, dy=-9)
+    chart.line([(left, target), (right, target)], "limit")
+    chart.text(left, target, f"target {target:g} %", dx=6, dy=-9)
     chart.line([(place[load.rate], 100 * load.share) for load in loads], "line arm0")
     for load in loads:
         ends = load.share_interval(one.alpha)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -54,29 +54,29 @@ def print_cell(
     out = console or Console()
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH
+
+    def say(lines: Iterable[str], style: str = "dim") -> None:
+        for line in lines:
+            out.print(Text(line, style=style))
+
     out.print()
-    out.print(Text(report.cell.title))
-    out.print(Text(report.short_answer, style="bold"))
-    if report.answer != report.short_answer:
-        out.print(Text(report.answer))
+    say([report.cell.title], "")
+    say([report.short_answer], "bold")
+    say([report.answer] if report.answer != report.short_answer else [], "")
     for settings in report.settings:
         out.print(_rich_settings(settings, out.width))
-        for note in settings.notes:
-            out.print(Text(note, style="dim"))
-    results = () if report.settings else (report.results, report.secondary_results)
-    for table in results:
+        say(settings.notes)
+    for table in () if report.settings else (report.results, report.secondary_results):
         if table.lines:
             out.print(_rich_table(table, out.width))
     hidden = report.results.notes if report.settings else ()
-    for note in report.notes:
-        if note in hidden:
-            continue
-        out.print(Text(note, style="dim"))
-    for line in report.caveats.could_change:
-        out.print(Text(f"! {line}", style="yellow"))
-    for line in report.caveats.for_the_record:
-        out.print(Text(f"- {line}", style="dim"))
-    out.print(Text(_design_line(report), style="dim"))
+    say(note for note in report.notes if note not in hidden)
+    say((f"! {line}" for line in report.caveats.could_change), "yellow")
+    say(f"- {line}" for line in report.caveats.for_the_record)
+    design = report.cell.design
+    blocks, runs = count_text(design.blocks, "block"), count_text(design.runs_per_block, "run")
+    size = f"{blocks} of {runs} per arm, margin ±{design.margin_pct:g} %"
+    say([f"{report.cell.name}: {size}; gates: {report.gates}"])
     path = report.analysis.data.dir.parent / "report.md"
     out.print(Text(f"report: {path}", style="dim"), soft_wrap=True)  # one line, to be copied
 
@@ -85,22 +85,10 @@ def _rich_settings(table: Table[Values], width: int) -> RenderableType:
     from rich.text import Text
 
     columns = [TerminalColumn(c.heading, c.heading, c.numeric) for c in table.columns]
-    rows = [[_marked(Text(cell)) for cell in table.cells(line)] for line in table.lines]
+    rows = [list(map(Text, table.cells(line))) for line in table.lines]
+    for cell in (cell for row in rows for cell in row):
+        cell.stylize("bold green" if cell.plain.endswith(f" {BEST}") else "")
     return terminal_table(columns, rows, width)
-
-
-def _marked(cell: Text) -> Text:
-    cell.stylize("bold green" if cell.plain.endswith(f" {BEST}") else "")
-    return cell
-
-
-def _design_line(report: CellReport) -> str:
-    design = report.cell.design
-    return (
-        f"{report.cell.name}: {count_text(design.blocks, 'block')} of "
-        f"{count_text(design.runs_per_block, 'run')} per arm, "
-        f"margin ±{design.margin_pct:g} %; gates: {report.gates}"
-    )
 
 
 def _rich_table(table: Table[ResultLine], width: int) -> RenderableType:
@@ -109,10 +97,8 @@ def _rich_table(table: Table[ResultLine], width: int) -> RenderableType:
     columns = [column for column in table.columns if width >= column.min_width]
     rows, previous_row = [], None
     for line in table.lines:
-        cells = [
-            Text("" if line.row_index == previous_row and c.once_per_row else _short_text(c, line))
-            for c in columns
-        ]
+        hidden = line.row_index == previous_row
+        cells = [Text("" if hidden and c.once_per_row else _short_text(c, line)) for c in columns]
         for column, cell in zip(columns, cells, strict=True):
             if column.is_verdict:
                 cell.stylize(VERDICT_STYLES.get(line.verdict or "", "dim"))
@@ -134,7 +120,8 @@ def _short_text(column: Column[ResultLine], line: ResultLine) -> str:
     """Return a cell's text without its unit, which is in the heading, and without a reason."""
     text = column.text(line)
     if column.is_verdict:
-        return _word(line.verdict) if line.verdict else text.partition(":")[0]
+        # In one word, because columns are narrow.
+        return line.verdict.replace("_", "-") if line.verdict else text.partition(":")[0]
     return re.sub("(?<! )%", "", text).replace(" to ", ", ") if column.numeric else text
 
 
@@ -171,12 +158,7 @@ def _rows_by_reason(changes: Sequence[RowChange]) -> dict[str, list[str]]:
 
 def _change_verdict(change: RowChange) -> str:
     word = change.comparison.verdict
-    return "not comparable in time" if word == "not_comparable" else _word(word)
-
-
-def _word(verdict: str) -> str:
-    """Return a verdict as terminals print it: in one word, because columns are narrow."""
-    return verdict.replace("_", "-")
+    return "not comparable in time" if word == "not_comparable" else word.replace("_", "-")
 
 
 def _measured(key: str) -> Callable[[RowChange], str]:

@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -57,33 +56,39 @@ class RankedCaveats:
 
 def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
     """Return the caveats on a cell's numbers in two ranks."""
-    could_change = [
-        f"gate {name} failed: {reason}"
-        for name, gate in analysis.gates.items()
-        if gate.status == "fail"
-        for reason in _shortened(gate.reasons)
-    ]
-    could_change += analysis.data.design.imported.get("could_change", ())
-    could_change += _design(analysis)
-    could_change += _noise(analysis)
-    could_change += _unserved(analysis)
-    could_change += _unsustained(analysis)
-    could_change += _p99_of_few(analysis)
-    could_change += server_arm_caveats.caveats(analysis.data.records)
-    rates = hit_and_acceptance_rates(analysis.data.real_arms, analysis.data.records)
-    could_change += (line for one in rates for line in one.impossible_counts())
+    data, imported = analysis.data, analysis.data.design.imported
+    rates = hit_and_acceptance_rates(data.real_arms, data.records)
+    could_change = (
+        *_failed_gates(analysis),
+        *imported.get("could_change", ()),
+        *_design(analysis),
+        *_noise(analysis),
+        *_unserved(analysis),
+        *_unsustained(analysis),
+        *_p99_of_few(analysis),
+        *server_arm_caveats.caveats(data.records),
+        *(line for one in rates for line in one.impossible_counts()),
+        *_emulated(analysis),
+        *_machines(analysis, _machine_changes),
+        *_modes(analysis, of_arms=True),
+    )
+    for_the_record = (
+        *_isolation(analysis),
+        *_waits(analysis),
+        *_machines(analysis, _machine_caveats),
+        *_modes(analysis, of_arms=False),
+        *_skipped(analysis),
+        *imported.get("for_the_record", ()),
+    )
+    return RankedCaveats(could_change, for_the_record)
+
+
+def _emulated(analysis: CellAnalysis) -> Iterator[str]:
     if names := analysis.data.emulated:
-        could_change.append(
+        yield (
             f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "
             "their times say nothing about Metal"
         )
-    could_change += _machines(analysis, _machine_changes)
-    could_change += _modes(analysis, of_arms=True)
-    record = [*_isolation(analysis), *_waits(analysis), *_machines(analysis, _machine_caveats)]
-    record += _modes(analysis, of_arms=False)
-    record += _skipped(analysis)
-    record += analysis.data.design.imported.get("for_the_record", ())
-    return RankedCaveats(tuple(could_change), tuple(record))
 
 
 def _machines(
@@ -106,12 +111,13 @@ def machine_states(analysis: CellAnalysis) -> dict[str, list[str]]:
     return {state: lines for state, lines in states.items() if lines}
 
 
-def _shortened(lines: Sequence[str]) -> list[str]:
-    rest = len(lines) - MAX_SHOWN_REASONS
-    return [
-        *lines[:MAX_SHOWN_REASONS],
-        *([f"and {count_text(rest, 'more reason')}"] if rest > 0 else []),
-    ]
+def _failed_gates(analysis: CellAnalysis) -> Iterator[str]:
+    for name, gate in analysis.gates.items():
+        reasons = gate.reasons if gate.status == "fail" else []
+        rest = len(reasons) - MAX_SHOWN_REASONS
+        more = [f"and {count_text(rest, 'more reason')}"] if rest > 0 else []
+        for reason in (*reasons[:MAX_SHOWN_REASONS], *more):
+            yield f"gate {name} failed: {reason}"
 
 
 def _design(analysis: CellAnalysis) -> Iterator[str]:
@@ -139,16 +145,14 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
         names = (f"{case!r} ({math.ceil(s / 60)} min)" for case, s in estimates.items())
         yield (
             "measured in few rounds and not tested, because deciding them would take longer than "
-            "design.time: "
-            f"{', '.join(names)}"
+            f"design.time: {', '.join(names)}"
         )
     if (units := data.design.units) is not None:
         yield f"every run has the first {units} requests or windows, a number that a pilot found"
-    hosts = hosts_sentence(analysis)
-    if hosts is not None:
+    if (hosts := hosts_sentence(analysis)) is not None:
         yield hosts
-    if analysis.stalls is not None:
-        yield from analysis.stalls.caveats()
+    if data.stalls is not None:
+        yield from data.stalls.caveats()
     if analysis.data.control is None:
         yield "no A/A control: the noise of this machine is unknown"
 
@@ -282,10 +286,9 @@ def _machine_caveats(records: Sequence[Record]) -> Iterator[str]:
     if clocks and max(clocks) / min(clocks) - 1 > MAX_CLOCK_VARIATION:
         yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
     yield from _heat_and_power(records)
-    probes = [probe_us(r) for r in records]
-    known = [p for p in probes if p is not None]
-    if len(known) > 2:
-        low, high = np.percentile(known, [10, 90])
+    probes = [us for r in records if (us := probe_us(r)) is not None]
+    if len(probes) > 2:
+        low, high = np.percentile(probes, [10, 90])
         if high / low - 1 > MAX_PROBE_VARIATION:
             yield (
                 f"the machine's own speed varied by {100 * (high / low - 1):.0f} % "
@@ -330,11 +333,9 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:
         if row.primary and row.metric is not None and row.positive:
-            logs: dict[str, Any] = {
-                arm: np.log([v.value for v in row.arms[arm]]) for arm in arms if arm in row.arms
-            }
-            modes = find_modes(logs, arms[0])
-            if modes is not None:
+            values = {arm: [v.value for v in row.arms[arm]] for arm in arms if arm in row.arms}
+            logs = {arm: np.log(own) for arm, own in values.items()}
+            if (modes := find_modes(logs, arms[0])) is not None:
                 yield analysis.cell.row_name(row), modes
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -38,31 +37,19 @@ CLIENT_RULE = (
 )
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """The reason why a run counts as disturbed.
+def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[tuple[str, bool]]]:
+    """Return disturbances by block, and whether the arm may have caused each of them.
 
-    ``during_arm`` is True if the reading was taken while the arm ran, so that the arm may have
-    caused the disturbance.
+    A run is compared with the median of its own host.
     """
-
-    text: str
-    during_arm: bool = False
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
-    """Return disturbances by block; a run is compared with the median of its own host."""
-    disturbances: dict[int, list[Disturbance]] = {}
+    disturbances: dict[int, list[tuple[str, bool]]] = {}
     for host_records in group_by_host(records).values():
         probe = _median(probe_us(r) for r in host_records)
         clock = _median(clock_mhz(r) for r in host_records)
         for record in host_records:
-            for reason in _disturbances(record, probe, clock):
-                disturbance = replace(reason, text=f"{record.run}: {reason}")
-                disturbances.setdefault(record.block, []).append(disturbance)
+            for text, during_arm in _disturbances(record, probe, clock):
+                reason = f"{record.run}: {text}", during_arm
+                disturbances.setdefault(record.block, []).append(reason)
     return disturbances
 
 
@@ -76,31 +63,29 @@ def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 def _disturbances(
     record: Record, median_probe: float | None, median_clock: float | None
-) -> Iterator[Disturbance]:
-    """Yield a run's disturbances; the medians (us, MHz) are those of its host's runs."""
+) -> Iterator[tuple[str, bool]]:
+    """Yield a run's disturbances, and whether the arm may have caused them.
+
+    The medians (us, MHz) are those of its host's runs.
+    """
     probe = probe_us(record)
     if probe is not None and median_probe is not None and probe > MAX_PROBE_RATIO * median_probe:
-        yield Disturbance(f"the probe was {100 * (probe / median_probe - 1):.0f} % slow")
-    steal = steal_share(record)
-    if steal is not None and steal > MAX_STEAL_SHARE:
-        yield Disturbance(f"the hypervisor took {100 * steal:.0f} % of the CPU time")
-    foreign = samples(record, "foreign_cores")
-    if foreign and statistics.fmean(foreign) > MAX_FOREIGN_CORES:
-        yield Disturbance(f"other processes used {statistics.fmean(foreign):.1f} cores")
-    wait = memory_wait_share(record)
-    if wait is not None and wait > MAX_MEMORY_WAIT_SHARE:
-        yield Disturbance(
-            f"processes waited for memory {100 * wait:.0f} % of the time", during_arm=True
-        )
+        yield f"the probe was {100 * (probe / median_probe - 1):.0f} % slow", False
+    if (steal := steal_share(record) or 0.0) > MAX_STEAL_SHARE:
+        yield f"the hypervisor took {100 * steal:.0f} % of the CPU time", False
+    foreign = statistics.fmean(samples(record, "foreign_cores") or [0.0])
+    if foreign > MAX_FOREIGN_CORES:
+        yield f"other processes used {foreign:.1f} cores", False
+    if (wait := memory_wait_share(record) or 0.0) > MAX_MEMORY_WAIT_SHARE:
+        yield f"processes waited for memory {100 * wait:.0f} % of the time", True
     if max(samples(record, "memory_pressure_level"), default=0) > 1:
-        yield Disturbance("macOS reported memory pressure", during_arm=True)
+        yield "macOS reported memory pressure", True
     clock = clock_mhz(record)
     if clock is not None and median_clock is not None and clock < MIN_CLOCK_RATIO * median_clock:
-        yield Disturbance(f"the clock was at {clock:,.0f} MHz", during_arm=True)
+        yield f"the clock was at {clock:,.0f} MHz", True
     if throttled(record):
-        yield Disturbance("heat slowed the CPU", during_arm=True)
-    for late in lateness_errors(record):
-        yield Disturbance(late, during_arm=True)
+        yield "heat slowed the CPU", True
+    yield from ((late, True) for late in lateness_errors(record))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -46,16 +46,12 @@ class AttainedRates:
     def impossible_counts(self) -> Iterator[str]:
         """Yield a message for each impossible rate, which shows that a counter is wrong."""
         if self.hits is not None and self.max_hits is not None:
+            hits = f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but"
+            most = f"{self.max_hits:.1%} are shared with an earlier prompt and its answer"
             if self.unshared and self.hits > 0:
-                yield (
-                    f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
-                    "no two prompts share a prefix"
-                )
+                yield f"{hits} no two prompts share a prefix"
             elif self.hits > self.max_hits:
-                yield (
-                    f"{self.arm}: {self.hits:.1%} of its prompt tokens hit the prefix cache, but "
-                    f"at most {self.max_hits:.1%} are shared with an earlier prompt and its answer"
-                )
+                yield f"{hits} at most {most}"
         if self.equal_lengths and (self.padded or 0.0) > 0:
             yield (
                 f"{self.arm}: {self.padded:.1%} of its rows are padding, but all requests have the "
@@ -119,11 +115,8 @@ def _rectangle(
 ) -> float | None:
     """Return the padding of one batch of all requests; None if the arm pads otherwise or never."""
     pads = any(counts.get(name) for counts in counters for name in PADDING_LAYOUTS)
-    if (
-        rectangle is None
-        or not pads
-        or any(c.get(name) for c in counters for name in PADDED_SHAPES)
-    ):
+    by_shape = any(counts.get(name) for counts in counters for name in PADDED_SHAPES)
+    if rectangle is None or not pads or by_shape:
         return None
     return 1 - rectangle["tokens"] / rectangle["slots"]
 
@@ -145,11 +138,8 @@ def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> floa
     If ``part`` is also in ``of``, it counts padding. Then a share of 0 in all runs is returned as 0
     if the arm's layout pads batches, else as None.
     """
-    known = [
-        counts.get(part, 0.0) / whole
-        for counts in counters
-        if (whole := sum(counts.get(name, 0.0) for name in of))
-    ]
+    pairs = ((c.get(part, 0.0), sum(c.get(name, 0.0) for name in of)) for c in counters)
+    known = [own / whole for own, whole in pairs if whole]
     zeros = part in of and not any(c.get(name) for c in counters for name in PADDING_LAYOUTS)
     if not known or (zeros and not any(known)):
         return None

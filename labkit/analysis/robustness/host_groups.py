@@ -28,9 +28,8 @@ def machine_name(analysis: CellAnalysis) -> str | None:
     environment = analysis.environment
     if analysis.data.design.across_hosts:
         return ANY_HOST
-    if not environment:
-        return None
-    return ", ".join((f"host {environment.get('host')}", *machine_words(environment)))
+    words = f"host {environment.get('host')}", *machine_words(environment)
+    return ", ".join(words) if environment else None
 
 
 def host_groups(names: Sequence[str | None]) -> dict[str, list[int]]:
@@ -69,13 +68,12 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
         if not row.primary or row.skipped is not None or not row.positive:
             continue
         for arm in data.treatment_arms:
-            by_host = {}
-            blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
+            by_host, pair = {}, (data.baseline, arm)
+            blocks = complete_blocks(row, pair, data.criteria.runs)
             for host in data.hosts:
-                own_blocks = [block for block in blocks if hosts.get(block) == host]
-                if own_blocks:
-                    pair = (log_values(row, name, own_blocks) for name in (data.baseline, arm))
-                    by_host[host] = to_percent(hodges_lehmann(*pair))
+                if own := [block for block in blocks if hosts.get(block) == host]:
+                    shift = hodges_lehmann(*(log_values(row, name, own) for name in pair))
+                    by_host[host] = to_percent(shift)
             if len(by_host) > 1:
                 yield HostEffects(row, arm, by_host)
 

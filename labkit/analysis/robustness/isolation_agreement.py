@@ -70,14 +70,14 @@ def compare_effects(
 
     It has none without an effect, or where a goodput of 0 makes the effect or a limit -100 %.
     """
-    if interleaved is None or separate is None:
+    if interleaved is None or interleaved.effect_pct is None:
         return None
-    if interleaved.effect_pct is None or separate.effect_pct is None:
+    if separate is None or separate.effect_pct is None:
         return None
     if min(*interleaved.known_pct, *separate.known_pct) <= -100:
         return None
     one, other = to_log_ratio(interleaved.effect_pct), to_log_ratio(separate.effect_pct)
-    undetected = None
+    undetected = difference = None
     if interleaved.ci_pct is not None and separate.ci_pct is not None:
         (low, high), (other_low, other_high) = (
             (to_log_ratio(ci[0]), to_log_ratio(ci[1]))
@@ -86,16 +86,9 @@ def compare_effects(
         down = math.hypot(one - low, other_high - other)
         up = math.hypot(high - one, other - other_low)
         undetected = to_percent(down if one > other else up)
-    return IsolationAgreement(
-        row=row,
-        arm=arm,
-        interleaved_pct=interleaved.effect_pct,
-        separate_pct=separate.effect_pct,
-        difference_pct=None
-        if undetected is None
-        else math.copysign(to_percent(abs(one - other)), one - other),
-        undetected_pct=undetected,
-    )
+        difference = math.copysign(to_percent(abs(one - other)), one - other)
+    effects = interleaved.effect_pct, separate.effect_pct
+    return IsolationAgreement(row, arm, *effects, difference, undetected)
 
 
 def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:
@@ -108,9 +101,7 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
     if other is None or not on_same_machine(analysis, other):
         return None
     confirms = analysis.data.dir.name.endswith(PROCESSES_SUFFIX)
-    return (
-        _compare_isolations(other, analysis) if confirms else _compare_isolations(analysis, other)
-    )
+    return _compare_isolations(*((other, analysis) if confirms else (analysis, other)))
 
 
 def isolation_sentence(analysis: CellAnalysis) -> str | None:

@@ -32,7 +32,7 @@ from labkit.analysis.comparison.observations import (
     log_values,
     run_probes,
 )
-from labkit.analysis.robustness.disturbed_runs import Disturbance, disturbed_blocks
+from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
 from labkit.analysis.statistics.effect_size import (
     breakpoints,
     hodges_lehmann,
@@ -135,15 +135,9 @@ def _adjusted(
     values = np.stack([log_values(row, name, blocks) for name in pair])
     adjusted = probe_adjusted(values, probes, data.criteria_of(row.case).alpha)
     if adjusted is not None:
-        yield SensitivityResult(
-            row=index,
-            arm=arm,
-            how=f"probe-adjusted (correlation {correlation:.2f})",
-            effect_pct=to_percent(adjusted.effect),
-            ci_pct=interval_to_percent(adjusted.interval),
-            p=adjusted.p,
-            blocks=len(blocks),
-        )
+        how = f"probe-adjusted (correlation {correlation:.2f})"
+        effect, interval = to_percent(adjusted.effect), interval_to_percent(adjusted.interval)
+        yield SensitivityResult(index, arm, how, effect, interval, adjusted.p, len(blocks))
 
 
 def _undisturbed(
@@ -151,36 +145,33 @@ def _undisturbed(
     row: MetricRow,
     arm: str,
     data: CellData,
-    disturbed: Mapping[int, Sequence[Disturbance]],
+    disturbed: Mapping[int, Sequence[tuple[str, bool]]],
 ) -> Iterator[_Task]:
-    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
-    undisturbed = [b for b in blocks if b not in disturbed]
-    if len(undisturbed) == len(blocks) or not undisturbed:
-        return
+    pair = (data.baseline, arm)
+    blocks = complete_blocks(row, pair, data.criteria.runs)
     excluded = [b for b in blocks if b in disturbed]
-    how = f"without disturbed blocks ({', '.join(map(str, excluded))})"
-    if any(reason.during_arm for b in excluded for reason in disturbed[b]):
-        how += "; an arm may have caused the disturbance"
-    base, other = log_values(row, data.baseline, undisturbed), log_values(row, arm, undisturbed)
-    yield _Task(index, arm, how, base, other)
+    undisturbed = [b for b in blocks if b not in disturbed]
+    if excluded and undisturbed:
+        how = f"without disturbed blocks ({', '.join(map(str, excluded))})"
+        if any(during_arm for b in excluded for _, during_arm in disturbed[b]):
+            how += "; an arm may have caused the disturbance"
+        base, other = (log_values(row, name, undisturbed) for name in pair)
+        yield _Task(index, arm, how, base, other)
 
 
 def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
     """Yield the task with stalls if the verdict excludes them, and vice versa, or of the means."""
     data = analysis.data
-    if not analysis.differs(index):
+    if index not in analysis.differing or not analysis.alternative_rows[index].positive:
         return
-    row = analysis.alternative_rows[index]
-    if not row.positive:
-        return
-    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
-    if blocks:
-        base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
-        if analysis.stalls is None:
+    row, pair = analysis.alternative_rows[index], (data.baseline, arm)
+    if blocks := complete_blocks(row, pair, data.criteria.runs):
+        base, other = (log_values(row, name, blocks) for name in pair)
+        if data.stalls is None:
             yield _Task(index, arm, "mean of all launches", base, other, mean_difference)
-            return
-        how = "without" if analysis.stalls.kept_reason is not None else "with"
-        yield _Task(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
+        else:
+            how = "without" if data.keeps_stalls else "with"
+            yield _Task(index, arm, f"{how} stalls ({data.stalls.shares})", base, other)
 
 
 def _results(tasks: Sequence[_Task], alphas: Sequence[float]) -> list[SensitivityResult]:
@@ -196,16 +187,10 @@ def _results(tasks: Sequence[_Task], alphas: Sequence[float]) -> list[Sensitivit
         labels = relabellings(blocks, runs)
         values = [pool_by_block(tasks[i].base, tasks[i].other) for i in members]
         differences = labels.mean_differences(np.stack(values, axis=1))
-        for column, i in enumerate(members):
-            null = differences[:, column]
+        for null, i in zip(differences.T, members, strict=True):
             task, limits = tasks[i], breakpoints(null, labels.label_correlation)
-            results[i] = SensitivityResult(
-                row=task.row,
-                arm=task.arm,
-                how=task.how,
-                effect_pct=to_percent(task.estimate(task.base, task.other)),
-                ci_pct=interval_to_percent(limits.interval(alphas[task.row])),
-                p=two_sided_p(null),
-                blocks=blocks,
-            )
+            effect = to_percent(task.estimate(task.base, task.other))
+            interval = interval_to_percent(limits.interval(alphas[task.row]))
+            numbers = effect, interval, two_sided_p(null), blocks
+            results[i] = SensitivityResult(task.row, task.arm, task.how, *numbers)
     return [results[i] for i in range(len(tasks))]

@@ -45,17 +45,14 @@ def find_modes(values: Mapping[str, Floats], baseline: str) -> Bimodality | None
     first = MIN_RUNS_PER_MODE - 1
     cut = int(np.argmax(gaps[first : len(gaps) - first])) + first
     low, high = pool[: cut + 1], pool[cut + 1 :]
-    mode_sd = max(float(np.std(low, ddof=1)), float(np.std(high, ddof=1)))
+    mode_sd = max(float(np.std(mode, ddof=1)) for mode in (low, high))
     if gaps[cut] <= MIN_GAP_IN_SDS * mode_sd or gaps[cut] <= 0:
         return None
     edge = (pool[cut] + pool[cut + 1]) / 2.0
     above_gap = {arm: int(np.count_nonzero(v > edge)) for arm, v in centred.items()}
     total = {arm: len(v) for arm, v in centred.items()}
-    fisher = {
-        arm: fisher_p(above_gap[baseline], total[baseline], above_gap[arm], total[arm])
-        for arm in centred
-        if arm != baseline
-    }
+    base, others = (above_gap[baseline], total[baseline]), [a for a in centred if a != baseline]
+    fisher = {arm: fisher_p(*base, above_gap[arm], total[arm]) for arm in others}
     gap_pct = 100.0 * float(np.expm1(np.mean(high) - np.mean(low)))
     return Bimodality(above_gap=above_gap, total=total, gap_pct=gap_pct, fisher_p=fisher)
 

@@ -53,12 +53,27 @@ def change_points(values: Floats, alpha: float) -> list[ChangePoint]:
     """
     rng = np.random.default_rng([0, len(values)])
     level_per_value = alpha / max(1, len(values))
-    changes = _segments(values, 0, level_per_value, rng)
+
+    def change(start: int, end: int) -> ChangePoint | None:
+        """Return the split of a segment with the largest statistic; None if its p is too large."""
+        segment, level = values[start:end], level_per_value * (end - start)
+        if len(segment) < 2 * MIN_SEGMENT or _smallest_p(len(segment)) > level:
+            return None
+        index, p = _largest_split(segment, level, rng)
+        return ChangePoint(start + index, p) if p <= level else None
+
+    def segments(start: int, end: int) -> list[ChangePoint]:
+        split = change(start, end)
+        if split is None:
+            return []
+        return [*segments(start, split.index), split, *segments(split.index, end)]
+
+    changes = segments(0, len(values))
     number = 0
     while number < len(changes):  # with two changes, the first split may lie between them
         start = changes[number - 1].index if number else 0
         end = changes[number + 1].index if number + 1 < len(changes) else len(values)
-        again = _change(values[start:end], start, level_per_value, rng)
+        again = change(start, end)
         if again is None:
             del changes[number]
             number = max(0, number - 1)
@@ -66,34 +81,6 @@ def change_points(values: Floats, alpha: float) -> list[ChangePoint]:
             changes[number] = again
             number += 1
     return changes
-
-
-def _segments(
-    values: Floats, start: int, level_per_value: float, rng: np.random.Generator
-) -> list[ChangePoint]:
-    change = _change(values, start, level_per_value, rng)
-    if change is None:
-        return []
-    middle = change.index - start
-    return [
-        *_segments(values[:middle], start, level_per_value, rng),
-        change,
-        *_segments(values[middle:], change.index, level_per_value, rng),
-    ]
-
-
-def _change(
-    values: Floats, start: int, level_per_value: float, rng: np.random.Generator
-) -> ChangePoint | None:
-    """Return the split of a segment with the largest statistic, or None if its p is too large.
-
-    ``start`` is the index of the segment's first value in the series.
-    """
-    level = level_per_value * len(values)
-    if len(values) < 2 * MIN_SEGMENT or _smallest_p(len(values)) > level:
-        return None
-    index, p = _largest_split(values, level, rng)
-    return ChangePoint(start + index, p) if p <= level else None
 
 
 def _largest_split(values: Floats, level: float, rng: np.random.Generator) -> tuple[int, float]:

@@ -129,10 +129,8 @@ class EffectChange:
     @property
     def p(self) -> float:
         """Two-sided p of "the effect did not change": twice the smaller tail, at most 1."""
-        return min(
-            1.0,
-            2.0 * min(upper_tail_p(self.null_distribution), upper_tail_p(-self.null_distribution)),
-        )
+        tails = upper_tail_p(self.null_distribution), upper_tail_p(-self.null_distribution)
+        return min(1.0, 2.0 * min(tails))
 
     @property
     def smallest_p(self) -> float:
@@ -144,18 +142,19 @@ class EffectChange:
 
         None if there are no degrees of freedom or p cannot reach ``alpha``.
         """
-        if self.degrees_of_freedom < 1 or self.smallest_p > alpha:
+        df = self.degrees_of_freedom
+        if df < 1 or self.smallest_p > alpha:
             return None
-        errors = detectable_errors(
-            float(stdtrit(self.degrees_of_freedom, 1 - alpha / 2)), self.degrees_of_freedom
-        )
+        errors = detectable_errors(float(stdtrit(df, 1 - alpha / 2)), df)
         return None if errors is None else to_percent(errors * math.sqrt(self.variance))
 
 
 def effect_change(old: StudyEffect, new: StudyEffect) -> EffectChange:
     """Return the change of an arm's effect from an old study to a new one."""
     before, after, exact = _pairs(len(old.null_distribution), len(new.null_distribution))
-    weight = _weight_of_new(old, new)
+    both = old.variance + new.variance
+    # The new study's share of the precision; a half even if a variance is unknown (NaN).
+    weight = old.variance / both if both > 0 else 0.5
     common = (1.0 - weight) * old.null_distribution[0] + weight * new.null_distribution[0]
     old_residual, new_residual = (
         e.null_distribution - common * e.label_correlation for e in (old, new)
@@ -165,15 +164,9 @@ def effect_change(old: StudyEffect, new: StudyEffect) -> EffectChange:
         label_correlation=(1.0 - weight) * new.label_correlation[after]
         + weight * old.label_correlation[before],
         exact=exact,
-        variance=old.variance + new.variance,
+        variance=both,
         degrees_of_freedom=old.degrees_of_freedom + new.degrees_of_freedom,
     )
-
-
-def _weight_of_new(old: StudyEffect, new: StudyEffect) -> float:
-    """Return the new study's weight in the common effect: its share of the precision."""
-    both = old.variance + new.variance
-    return old.variance / both if both > 0 else 0.5  # 0.5 even if a variance is unknown (NaN)
 
 
 @lru_cache(maxsize=8)

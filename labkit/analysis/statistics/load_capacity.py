@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from scipy.special import betaincinv, stdtrit
@@ -110,13 +111,10 @@ def load_capacity(loads: Sequence[LoadCounts], target: float, alpha: float) -> C
     ordered = sorted(loads, key=lambda load: load.rate)
     intervals = [load.share_interval(alpha) for load in ordered]
     at_least = below = None
-    for load, (low, _) in zip(ordered, intervals, strict=True):
-        if low < target:
-            break
+    pairs = list(zip(ordered, intervals, strict=True))
+    for load, _ in takewhile(lambda pair: pair[1][0] >= target, pairs):
         at_least = load.rate
-    for load, (_, high) in zip(reversed(ordered), reversed(intervals), strict=True):
-        if high >= target:
-            break
+    for load, _ in takewhile(lambda pair: pair[1][1] < target, reversed(pairs)):
         below = load.rate
     return Capacity(_interpolated(ordered, target), at_least, below)
 

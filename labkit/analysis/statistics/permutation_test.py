@@ -264,6 +264,4 @@ def permutation_test(baseline: Floats, arm: Floats) -> float:
     0.03125
     """
     values = pool_by_block(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
-    labels = relabellings(*np.shape(baseline))
-    null_distribution = labels.mean_differences(values)
-    return two_sided_p(null_distribution)
+    return two_sided_p(relabellings(*np.shape(baseline)).mean_differences(values))

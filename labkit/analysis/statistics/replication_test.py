@@ -63,11 +63,6 @@ class ReplicationRow:
     margin: Interval
 
     @property
-    def claims_effect(self) -> bool:
-        """Whether the author's interval excludes 0 and exceeds the margin."""
-        return _excludes_zero(self.author) and not _within(self.author, self.margin)
-
-    @property
     def claims_none(self) -> bool:
         """Whether the author's interval lies within the margin."""
         return _within(self.author, self.margin)

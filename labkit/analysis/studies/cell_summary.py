@@ -2,29 +2,58 @@
 
 A cell's records and analysis take up to 20 MB; this takes less than a thousandth. So a study of a
 thousand cells is read cell by cell, and only this is kept of each.
+
+``CELL.json`` beside a cell's own page stores it with a stamp: the names, sizes and times of the
+cell's files, the content of ``cell.json`` and labkit's own code. If any of them has changed, such
+as the times in a copy of the study, the files' content decides: it is read and compared by its
+digest. If that has changed, too, the cell is analysed again from its records.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
 
+import labkit
 from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, paired_tests
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.findings.answer_data import Findings, plan_findings
+from labkit.analysis.findings.answer_data import Finding, Findings, plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
+from labkit.analysis.model.json_form import fields_to_json, from_json
 from labkit.analysis.model.result_row import Row
 from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.robustness.caveats import machine_states
 from labkit.analysis.robustness.host_groups import machine_name
 from labkit.analysis.statistics.multiple_comparisons import RowPermutations
-from labkit.analysis.studies.load_curves import ArmLoad, arm_loads
-from labkit.analysis.studies.serving_capacity import CapacityLoad, capacity_loads
+from labkit.analysis.studies.increasing_load import (
+    ArmLoad,
+    CapacityLoad,
+    arm_loads,
+    capacity_loads,
+)
 from labkit.config.arm_sweep import short_names
-from labkit.records import PROCESSES_SUFFIX
+from labkit.records import (
+    PROCESSES_SUFFIX,
+    SCHEMA_VERSION,
+    ArchivePath,
+    RecordError,
+    StudyPath,
+    is_locked,
+    read_json,
+)
+from labkit.records.atomic_write import atomic_write
+from labkit.records.record_codec import to_bytes
+
+FOLDERS = ("", "arms", "runs", "outputs")  # of a cell
+PACKAGES = ("analysis", "config", "records")  # whose code a page depends on
 
 
 @dataclass(frozen=True)
@@ -112,9 +141,9 @@ def _tested(analysis: CellAnalysis) -> Iterator[TestedArm]:
     """Yield the arms of a cell that have tests; none while nothing may be claimed."""
     data, runs = analysis.data, analysis.data.criteria.runs
     for arm in data.treatment_arms if data.withheld_reason is None else ():
-        paired = paired_rows(analysis.rows, arm, data.baseline, runs, True)
         estimates = data.design.estimates  # nothing is claimed of them
-        rows = [row for row in paired if analysis.rows[row.index].case not in estimates]
+        without = [i for i, row in enumerate(analysis.rows) if row.case in estimates]
+        rows = paired_rows(analysis.rows, arm, data.baseline, runs, True, without)
         if rows:
             of_rows = [analysis.rows[row.index] for row in rows]
             names = tuple((row.case, row.metric) for row in of_rows)
@@ -158,3 +187,137 @@ def _label(overrides: Sequence[str], short: dict[str, str], folder: str) -> str:
     if folder.endswith(PROCESSES_SUFFIX):
         words.append("in separate processes")
     return ", ".join(words) or "as configured"
+
+
+def read_stored(page: Path, cell_dir: StudyPath) -> CellSummary | None:
+    """Return what is stored beside ``page`` (without its suffix), or None if it is out of date."""
+    if not all(page.with_name(f"{page.name}{end}").is_file() for end in (".json", ".html", ".md")):
+        return None
+    path = page.with_name(f"{page.name}.json")
+    try:
+        stored, now = read_json(path), _stamp(cell_dir)
+        stamped = _with_facts(now, cell_dir)
+        if stored["stamp"] == stamped:
+            return _from_json(stored["cell"])
+        if stored["content"] == _with_facts(_content(cell_dir), cell_dir):
+            cell = _from_json(stored["cell"])
+            _write(path, {**stored, "stamp": stamped})
+            return cell
+    except (RecordError, KeyError, TypeError, ValueError, AttributeError, IndexError):
+        pass  # it is damaged, so it is written again
+    return None
+
+
+def files_state(cell_dir: StudyPath) -> dict[str, str]:
+    """Return the stamp and the content of a cell before it is read, so that no run is missed."""
+    return {"stamp": _stamp(cell_dir), "content": _content(cell_dir)}
+
+
+def store(page: Path, cell_dir: StudyPath, before: Mapping[str, str], cell: CellSummary) -> None:
+    """Store a cell that is complete and not being worked on."""
+    path = page.with_name(f"{page.name}.json")
+    if not cell.entry.complete or (isinstance(cell_dir, Path) and is_locked(cell_dir)):
+        path.unlink(missing_ok=True)
+        return
+    body = {name: _with_facts(state, cell_dir) for name, state in before.items()}
+    _write(path, {"schema_version": SCHEMA_VERSION, **body, "cell": _to_json(cell)})
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(to_bytes(body, indent=None))
+
+
+def _to_json(cell: CellSummary) -> dict[str, Any]:
+    """Return a cell without the values of single runs, which no page of a whole study shows.
+
+    Each finding refers to its primary row instead of repeating it.
+    """
+    of, rows = cell.findings, [id(row) for row in cell.primary]
+
+    def places(findings: Sequence[Finding]) -> list[list[Any]]:
+        return [[rows.index(id(f.row)), f.arm, f.place, f.is_computed] for f in findings]
+
+    brief = tuple(
+        replace(row, arms={name: replace(values, runs=()) for name, values in row.arms.items()})
+        for row in cell.primary
+    )
+    plain = replace(of, findings=(), noise=(), alone=None)
+    return {
+        **fields_to_json(replace(cell, primary=brief, findings=plain)),
+        "places": [places(of.findings), places(of.noise)],
+        "alone": None if of.alone is None else rows.index(id(of.alone)),
+    }
+
+
+def _from_json(data: Mapping[str, Any]) -> CellSummary:
+    cell = from_json(CellSummary, data)
+
+    def findings(places: Sequence[Sequence[Any]]) -> tuple[Finding, ...]:
+        found = ((cell.primary[index], *rest) for index, *rest in places)
+        own = ((row, {one.arm: one for one in row.comparisons}, *rest) for row, *rest in found)
+        return tuple(Finding(row, by_arm[arm], *rest) for row, by_arm, arm, *rest in own)
+
+    own, noise = map(findings, data["places"])
+    alone = None if data["alone"] is None else cell.primary[data["alone"]]
+    return replace(cell, findings=replace(cell.findings, findings=own, noise=noise, alone=alone))
+
+
+def _stamp(cell_dir: StudyPath) -> str:
+    """Return a digest of the names, sizes and times of a cell's files, and of labkit's code.
+
+    The files of the cell that confirms it in separate processes are included, ``cell.json`` not.
+    """
+    if isinstance(cell_dir, ArchivePath):
+        return f"{_code()} {cell_dir.archive.digest}"
+    return _digest(f"{entry.path} {_state(entry)}" for entry in _files(cell_dir))
+
+
+def _content(cell_dir: StudyPath) -> str:
+    """Return a digest of the same files' names and content, and of the study's name."""
+    if isinstance(cell_dir, ArchivePath):
+        return _stamp(cell_dir)
+    files = map(Path, _files(cell_dir))
+    lines = (f"{path.relative_to(cell_dir.parent)} {_sha256(path)}" for path in files)
+    return _digest(chain([cell_dir.parent.resolve().name], lines))
+
+
+def _with_facts(stamp: str, cell_dir: StudyPath) -> str:
+    """Add the content of ``cell.json``, which a report writes anew, to a folder's stamp."""
+    if isinstance(cell_dir, ArchivePath):
+        return stamp
+    path = cell_dir / "cell.json"
+    return f"{stamp} {_sha256(path) if path.is_file() else None}"
+
+
+def _files(cell_dir: Path) -> Iterator[os.DirEntry[str]]:
+    name = cell_dir.name.removesuffix(PROCESSES_SUFFIX)
+    for one, sub in product((name, name + PROCESSES_SUFFIX), FOLDERS):
+        folder = cell_dir.with_name(one) / sub
+        entries = sorted(os.scandir(folder), key=lambda e: e.name) if folder.is_dir() else ()
+        for entry in entries:
+            if entry.is_file() and entry.name != "cell.json" and not entry.name.startswith("."):
+                yield entry
+
+
+def _state(entry: os.DirEntry[str]) -> tuple[int, ...]:
+    """Return what every change of a file's content changes."""
+    facts = entry.stat()
+    return facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _digest(lines: Iterator[str]) -> str:
+    return hashlib.sha256("\n".join((_code(), *lines)).encode()).hexdigest()
+
+
+@cache
+def _code() -> str:
+    root = Path(labkit.__file__).parent
+    paths = sorted(path for name in PACKAGES for path in (root / name).rglob("*.*"))
+    files = (path for path in paths if path.suffix != ".pyc" and path.is_file())
+    lines = (f"{path.relative_to(root)} {_sha256(path)}" for path in files)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -229,9 +229,9 @@ def _runs(cells: Sequence[StudyPath]) -> Iterator[Row]:
             run = _run(cell, record)
             for case in record.cases:
                 for m in case.metrics:
-                    values = (case.case, None, m.name, m.unit, m.better, m.primary,
-                              run_value(m.repeats), len(m.repeats))  # fmt: skip
-                    yield run | dict(zip(METRIC_COLUMNS, values, strict=True))
+                    values = (m.name, m.unit, m.better, m.primary, run_value(m.repeats))
+                    own = (case.case, None, *values, len(m.repeats))
+                    yield run | dict(zip(METRIC_COLUMNS, own, strict=True))
                 if not case.metrics:
                     yield run | {"case": case.case, "skipped": case.skipped}
             if not record.cases:

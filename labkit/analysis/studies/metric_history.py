@@ -170,27 +170,17 @@ def _point(
     low, high = np.quantile(values, (0.25, 0.75))
     own = [p for r in records if (p := probes.get((r.block, r.position))) is not None]
     probe = math.exp(median(own)) if own else None
-    value = float(median(values))
-    return HistoryPoint(
-        study,
-        first.started,
-        f"{commit}{'+' if commit and changed else ''}",
-        value,
-        float(low),
-        float(high),
-        len(values),
-        probe,
-    )
+    commit += "+" if commit and changed else ""
+    numbers = float(median(values)), float(low), float(high)
+    return HistoryPoint(study, first.started, commit, *numbers, len(values), probe)
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
     """Return a description that is equal on machines of the same kind."""
     facts = {name: environment.get(name) for name in MACHINE_FIELDS}
     memory, cores = facts.pop("memory_bytes"), facts.pop("cores")
-    words = [str(fact) for fact in facts.values() if fact]
-    words += [f"{cores} cores"] if cores else []
-    words += [f"{memory / 2**30:.0f} GiB"] if memory else []
-    return ", ".join(words) or "unknown machine"
+    sizes = (cores and f"{cores} cores", memory and f"{memory / 2**30:.0f} GiB")
+    return ", ".join(str(fact) for fact in (*facts.values(), *sizes) if fact) or "unknown machine"
 
 
 def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
@@ -218,18 +208,11 @@ def _with_changes(series: Series, alpha: float) -> Series:
     bounds = [0, *(change.index for change in found), len(values)]
     probes = [point.probe_us for point in series.points]
     changes = []
-    for number, change in enumerate(found):
-        before = slice(bounds[number], change.index)
-        after = slice(change.index, bounds[number + 2])
-        changes.append(
-            SeriesChange(
-                change.index,
-                change.p,
-                float(median(values[before])),
-                float(median(values[after])),
-                _percent(probes[before], probes[after]),
-            )
-        )
+    for change, start, end in zip(found, bounds, bounds[2:], strict=False):
+        before, after = slice(start, change.index), slice(change.index, end)
+        medians = float(median(values[before])), float(median(values[after]))
+        percent = _percent(probes[before], probes[after])
+        changes.append(SeriesChange(change.index, change.p, *medians, percent))
     return replace(series, changes=tuple(changes), is_tested=True)
 
 

@@ -41,7 +41,7 @@ from labkit.analysis.statistics.replication_test import (
 from labkit.analysis.studies.cell_summary import cell_labels, cell_summary
 from labkit.analysis.studies.study_analysis import study_name
 from labkit.analysis.studies.study_answer import study_question
-from labkit.analysis.studies.study_comparison import arm_effect, may_have_stalled
+from labkit.analysis.studies.study_comparison import arm_sample, may_have_stalled
 from labkit.config import count_text
 from labkit.records import (
     MACHINE_FIELDS,
@@ -150,19 +150,15 @@ def _test_row(pair: _Pair) -> ReplicationRow | None:
     stalls = may_have_stalled(pair.author, pair.reader)
     for analysis in (pair.author, pair.reader):
         for row in analysis.rows_by_stalls(included=stalls):
-            if (row.case, row.metric) == (pair.row.case, pair.row.metric):
-                effect = arm_effect(analysis, row, pair.one.arm)
-                effects += [effect[0]] if effect is not None else []
+            same = (row.case, row.metric) == (pair.row.case, pair.row.metric)
+            if same and (sample := arm_sample(analysis, row, pair.one.arm)) is not None:
+                effects.append(sample.effect())
     if len(effects) < 2:
         return None
-    here = other.ci_pct
-    return ReplicationRow(
-        (effects[0], effects[1]),
-        effect_change(effects[0], effects[1]),
-        _logs(limits),
-        None if here is None else _logs(here),
-        _margin(pair.author),
-    )
+    before, after = effects[0], effects[1]
+    here = None if other.ci_pct is None else _logs(other.ci_pct)
+    change = effect_change(before, after)
+    return ReplicationRow((before, after), change, _logs(limits), here, _margin(pair.author))
 
 
 def _margin(analysis: CellAnalysis) -> Interval:
@@ -202,12 +198,13 @@ def forecast_lines(author: Sequence[CellAnalysis]) -> Iterator[str]:
         one, limits = pair.one, pair.claimed
         cell = labels[pair.author.data.dir.name] if len(labels) > 1 else None
         index = pair.author.cell.rows.index(pair.row)
-        found = arm_effect(pair.author, pair.author.rows[index], one.arm)
+        found = arm_sample(pair.author, pair.author.rows[index], one.arm)
         if found is None or limits is None:
             continue
-        region = region_of(found[0], _logs(limits), _margin(pair.author))
-        equal = one.verdict in ("equivalent", "trivial")
-        blocks = found[1] * times_as_long(found[0], found[0], region, level, is_equal=equal)
+        effect, equal = found.effect(), one.verdict in ("equivalent", "trivial")
+        region = region_of(effect, _logs(limits), _margin(pair.author))
+        more = times_as_long(effect, effect, region, level, is_equal=equal)
+        blocks = len(found.baseline) * more
         need = "the author's study is too short to show it; a large change can be shown"
         if blocks <= MAX_BLOCKS:
             count = count_text(max(1, math.ceil(blocks)), "block")
@@ -227,10 +224,8 @@ def _untested(pair: _Pair) -> ReplicationDecision:
     if computed and pair.reason is None and (changes := _computed_changes(pair)) is not None:
         author, reader, margin = changes
         word = ReplicationWord.not_replicated
-        if abs(reader - author) <= margin:
-            word = ReplicationWord.replicated
-        elif author * reader > 0:
-            word = ReplicationWord.other_size
+        word = ReplicationWord.other_size if author * reader > 0 else word
+        word = ReplicationWord.replicated if abs(reader - author) <= margin else word
     return ReplicationDecision(word, None, 1.0, 0.0)
 
 
@@ -318,13 +313,11 @@ def replication_of(
     tested = {index: row for index, pair in enumerate(pairs) if (row := _test_row(pair))}
     alpha = _alpha([pairs[i] for i in tested])
     decisions = dict(zip(tested, decide_replication(list(tested.values()), alpha), strict=True))
+    cells = (labels[pair.author.data.dir.name] for pair in pairs)
     rows = (
-        _row(
-            pair, labels[pair.author.data.dir.name], tested.get(i),
-            decisions.get(i) or _untested(pair),
-        )
-        for i, pair in enumerate(pairs)
-    )  # fmt: skip
+        _row(pair, cell, tested.get(i), decisions.get(i) or _untested(pair))
+        for i, (pair, cell) in enumerate(zip(pairs, cells, strict=True))
+    )
     return Replication(
         schema_version=SCHEMA_VERSION,
         question=study_question(list(map(cell_summary, author[1]))),

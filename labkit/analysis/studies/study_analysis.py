@@ -19,7 +19,7 @@ from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.analysis.studies.cell_summary import CellSummary
-from labkit.analysis.studies.serving_capacity import rate_is_decided
+from labkit.analysis.studies.increasing_load import rate_is_decided
 from labkit.config import count_text
 from labkit.records import (
     ARCHIVE_SUFFIX,
@@ -98,16 +98,11 @@ class AnalysisCache:
             return primary
         claimed = {arm.name for arm in analysis.data.arms if arm.out_of_memory}
         arms = set(analysis.data.treatment_arms) - claimed
-        judged = [
-            (row.case, one.verdict)
-            for row in analysis.cell.primary_rows
-            for one in row.comparisons
-            if one.arm in arms
-        ]
+        pairs = ((row.case, one) for row in analysis.cell.primary_rows for one in row.comparisons)
+        judged = [(case, one.verdict) for case, one in pairs if one.arm in arms]
         if not judged:  # a baseline alone has nothing to decide but its capacity
             return [] if rate_is_decided(analysis) else primary
-        decided = DECIDED_WORDS | {"computed"}
-        return [case for case, word in judged if word not in decided]
+        return [case for case, word in judged if word not in DECIDED_WORDS | {"computed"}]
 
     def limits_decided(
         self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
@@ -183,11 +178,9 @@ def cell_names(analyses: Sequence[CellAnalysis]) -> list[str]:
     """Return the names of a study's cells, without analysing those that are read lazily."""
     if not isinstance(analyses, Lazily):
         return [analysis.name for analysis in analyses]
-    files = [cell / "cell.json" for cell in analyses.items]
-    return [
-        str(read_json(path).get("cell", path.parent.name)) if path.is_file() else path.parent.name
-        for path in files
-    ]
+    paths = ((cell, cell / "cell.json") for cell in analyses.items)
+    known = ((cell, read_json(path) if path.is_file() else {}) for cell, path in paths)
+    return [str(facts.get("cell", cell.name)) for cell, facts in known]
 
 
 def _stamp(cell_dir: StudyPath) -> Stamp:
@@ -313,18 +306,12 @@ def summarise_study(
     ``known`` has the same cells, its family is theirs.
     """
     entries = tuple(cell.entry for cell in cells)
-    if known is not None and known.cells == entries:
-        family = known.family
-    else:
+    family = known.family if known is not None and known.cells == entries else None
+    if family is None:
         family = tuple(study_family(cells)) if len(cells) > 1 else ()
-    return Study(
-        SCHEMA_VERSION,
-        study_name(study_dir),
-        max(cell.entry.status for cell in cells),
-        tuple(host_groups([cell.entry.machine for cell in cells])),
-        entries,
-        family,
-    )
+    status = max(entry.status for entry in entries)
+    machines = tuple(host_groups([entry.machine for entry in entries]))
+    return Study(SCHEMA_VERSION, study_name(study_dir), status, machines, entries, family)
 
 
 def study_family(cells: Sequence[CellSummary]) -> list[FamilyMember]:
@@ -351,27 +338,17 @@ def objective(analysis: CellAnalysis) -> float | None:
     Without an arm under test, it is the baseline's median of this metric, in the metric's unit.
     Several cases are combined by the geometric mean (of ratios to the baseline, for an effect).
     """
-    primary = [
-        index
-        for index, row in enumerate(analysis.rows)
-        if row.primary and row.skipped is None and row.metric is not None
-    ]
-    if not primary:
-        return None
-    metric = analysis.rows[primary[0]].metric
-    rows = [index for index in primary if analysis.rows[index].metric == metric]
-    arms = analysis.data.treatment_arms
-    if any(analysis.causes(arm, metric) for arm in (analysis.data.baseline, *arms[:1])):
+    all_rows, arms = analysis.rows, analysis.data.treatment_arms
+    primary = [i for i, row in enumerate(all_rows) if row.primary and row.skipped is None]
+    metric = next((m for i in primary if (m := all_rows[i].metric) is not None), None)
+    rows, baseline = [i for i in primary if all_rows[i].metric == metric], analysis.data.baseline
+    if metric is None or any(analysis.causes(arm, metric) for arm in (baseline, *arms[:1])):
         return None
     if arms:
-        effects = [analysis.comparisons[index][arms[0]].effect_pct for index in rows]
-        ratios = [None if effect is None else 1 + effect / 100 for effect in effects]
-        ratio = _geometric_mean(ratios)
+        effects = [analysis.comparisons[i][arms[0]].effect_pct for i in rows]
+        ratio = _geometric_mean([None if one is None else 1 + one / 100 for one in effects])
         return None if ratio is None else 100 * (ratio - 1)
-    baseline = analysis.data.baseline
-    return _geometric_mean(
-        [arm_values(analysis.rows[index].arms.get(baseline, [])).median for index in rows]
-    )
+    return _geometric_mean([arm_values(all_rows[i].arms.get(baseline, [])).median for i in rows])
 
 
 def _geometric_mean(values: Sequence[float | None]) -> float | None:

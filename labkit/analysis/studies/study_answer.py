@@ -12,8 +12,11 @@ from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.number_format import join_names
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
-from labkit.analysis.studies.load_curves import LOAD_OPTIONS
-from labkit.analysis.studies.serving_capacity import ServingCapacity, serving_capacities
+from labkit.analysis.studies.increasing_load import (
+    LOAD_OPTIONS,
+    ServingCapacity,
+    serving_capacities,
+)
 from labkit.config import count_text
 
 DIRECTED = ("better", "worse", "mixed")
@@ -76,14 +79,11 @@ def _by_verdict(
     places: dict[str, list[str]] = {}
     for label, verdict in zip(labels, verdicts, strict=True):
         places.setdefault(verdict, []).append(label)
-    parts = "; ".join(
-        f"{verdict} at {join_names(names)}"
-        if len(places) > 1
-        else f"{verdict} in all {len(names)} cells"
-        for verdict, names in places.items()
-    )
+    parts = [f"{verdict} at {join_names(names)}" for verdict, names in places.items()]
+    if len(places) == 1:
+        parts = [f"{verdicts[0]} in all {len(cells)} cells"]
     names = join_names([arm_text(arm) for arm in arms])
-    return [[Piece(f"{names} against {arm_text(baseline)}: {parts}")]]
+    return [[Piece(f"{names} against {arm_text(baseline)}: {'; '.join(parts)}")]]
 
 
 def _capacities(study: Sequence[CellSummary]) -> list[ServingCapacity]:

@@ -117,14 +117,24 @@ class _CellPair:
         """Return a row's name, after the cell's if several cells are compared."""
         return f"{self.prefix}{self.row_name(row)}"
 
+    @property
+    def machine_changed(self) -> bool:
+        return self.shift_pct is not None and abs(self.shift_pct) > self.criteria.margin_pct
+
+    @property
+    def machine_change(self) -> str:
+        return (
+            f"the machine itself changed: the time of its arm-blind probe changed by "
+            f"{signed_text(self.shift_pct or 0.0)} % "
+            f"(margin ±{self.criteria.margin_pct:g} %); "
+            "a smaller change of an arm is neither claimed nor ruled out"
+        )
+
 
 def may_have_stalled(*analyses: CellAnalysis) -> bool:
     """Return whether an arm may have caused stalls in one of the studies."""
-    return any(
-        analysis.stalls is not None
-        and bool(analysis.stalls.kept_reason or analysis.stalls.unclear_reasons)
-        for analysis in analyses
-    )
+    stalls = (analysis.data.stalls for analysis in analyses)
+    return any(bool(one.kept_reason or one.unclear_reasons) for one in stalls if one is not None)
 
 
 @dataclass(frozen=True)
@@ -155,11 +165,6 @@ class _ArmChange:
     estimate: float
     exact: bool
     count: int
-
-    @classmethod
-    def of(cls, old: ArmSample, new: ArmSample) -> _ArmChange:
-        one = effect_change(old.effect(), new.effect())
-        return cls(old, new, one.p, one.estimate, one.exact, one.count)
 
     @property
     def blocks(self) -> int:
@@ -214,8 +219,8 @@ def _match_studies(
             caveats.append(
                 f"{pair.name}: the probe is missing, so a change of the machine would go undetected"
             )
-        elif _machine_changed(pair):
-            caveats.append(f"{pair.name}: {_machine_change_text(pair)}")
+        elif pair.machine_changed:
+            caveats.append(f"{pair.name}: {pair.machine_change}")
         caveats += _unshared_rows(pair, cells)
         if pair.with_stalls:
             caveats.append(
@@ -234,24 +239,22 @@ def _conclude(
     """Return two studies' comparison. ``family``: all changes over which p-values are adjusted."""
     compared = matched.compared
     controls = [item for item in compared if item.role == "control" and item.change is not None]
-    noise = {
-        (item.pair.name, item.old.case, item.old.metric): _compare_control(item)
-        for item in controls
+    noise = {  # their p is not adjusted, because a control only shows the noise
+        (one.pair.name, one.old.case, one.old.metric): _comparison(
+            one, one.change.p, one.pair.criteria.alpha, 1
+        )
+        for one in controls
+        if one.change is not None
     }
     changes = []
-    for item in compared:
-        if item.role == "control":
-            continue
-        row, comparison = item.old, comparisons.get(id(item))
-        old_median, new_median = (
-            arm_values(row.arms.get(item.arm, ())).median for row in (item.old, item.new)
-        )
-        control = noise.get((item.pair.name, row.case, row.metric))
-        verdict = _judge(item, comparison, control)
-        known = comparison or Comparison(item.arm, item.pair.baseline)
+    for item in (item for item in compared if item.role != "control"):
+        pair, row, comparison = item.pair, item.old, comparisons.get(id(item))
+        before, after = (arm_values(one.arms.get(item.arm, ())).median for one in (row, item.new))
+        verdict = _judge(item, comparison, noise.get((pair.name, row.case, row.metric)))
+        known = comparison or Comparison(item.arm, pair.baseline)
         told = replace(known, verdict=verdict.word, reason=verdict.reason)
-        names = item.pair.name, item.pair.row_name(row), item.pair.place(row)
-        changes.append(RowChange(*names, row, old_median, new_median, told))
+        names = pair.name, pair.row_name(row), pair.place(row)
+        changes.append(RowChange(*names, row, before, after, told))
     method = _method_notes(matched.pairs, family if matched.family else [], controls)
     quality = [f"{pair.prefix}{note}" for pair in matched.pairs for note in pair.quality]
     notes = (*_undecided_note(changes), *quality, *method)
@@ -262,9 +265,9 @@ def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
     """Yield a note on the undecided rows, if any: how many, and the change each could detect."""
     undecided = [item for item in changes if item.comparison.verdict == "inconclusive"]
     detectable = [
-        (item.comparison.mde_pct, f"{item.place}, {item.arm}")
+        (mde_pct, f"{item.place}, {item.arm}")
         for item in undecided
-        if item.comparison.mde_pct is not None
+        if (mde_pct := item.comparison.mde_pct) is not None
     ]
     if detectable:
         (low, low_row), (high, high_row) = min(detectable), max(detectable)
@@ -295,10 +298,8 @@ def _method_notes(
         f"{count_text(len(family), 'comparison')} (Holm); each interval has the level at which "
         "its row was tested."
     )
-    changes = [
-        (item.change, item.pair.place(item.old)) for item in controls if item.change is not None
-    ]
-    if changes:
+    known = ((item.change, item.pair.place(item.old)) for item in controls)
+    if changes := [(change, place) for change, place in known if change is not None]:
         worst, worst_row = max(changes, key=lambda one: abs(one[0].estimate))
         least, least_row = min(changes, key=lambda one: one[0].p)
         yield (
@@ -322,12 +323,6 @@ def _compare_family(items: Sequence[_ArmPair]) -> list[Comparison]:
         _comparison(item, adjusted, levels[item.pair.criteria.alpha][i], len(items))
         for i, (item, adjusted) in enumerate(zip(items, holm(ps), strict=True))
     ]
-
-
-def _compare_control(item: _ArmPair) -> Comparison:
-    """Test a control's change. p is not adjusted, because the control only shows the noise."""
-    assert item.change is not None
-    return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
 
 def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Comparison:
@@ -367,7 +362,7 @@ def _judge(item: _ArmPair, comparison: Comparison | None, control: Comparison | 
         )
     verdict = judge(comparison, item.old.better, pair.criteria, (), control)
     if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
-        return Verdict("inconclusive", _machine_change_text(pair))
+        return Verdict("inconclusive", pair.machine_change)
     if verdict.word in DECIDED_WORDS and item.slow is not None:
         return Verdict("inconclusive", item.slow)
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
@@ -382,25 +377,19 @@ def _exceeds_machine_change(comparison: Comparison, pair: _CellPair) -> bool:
     machine's change affects the arm in full and the baseline not at all. So an arm's change counts
     only if its whole interval is further from 0 than the change of the probe.
     """
-    if not _machine_changed(pair):
-        return True
-    if comparison.ci_pct is None:
-        return False
-    low, high = comparison.ci_pct
-    return min(abs(low), abs(high)) > abs(pair.shift_pct or 0.0)
+    if not pair.machine_changed or comparison.ci_pct is None:
+        return not pair.machine_changed
+    return min(map(abs, comparison.ci_pct)) > abs(pair.shift_pct or 0.0)
 
 
 def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float, several: bool) -> _CellPair:
     _refuse_machine(old, new)
     _refuse_config(old, new)
-    alpha = min(a.data.design.alpha for a in (old, new))
-    runs = min(a.data.criteria.runs for a in (old, new))
-    reasons = [
-        f"{name}: {a.data.withheld_reason}"
-        for name, a in zip(STUDY_NAMES, (old, new), strict=True)
-        if a.data.withheld_reason is not None
-    ]
-    criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(reasons) or None)
+    both = old.data, new.data
+    alpha, runs = min(d.design.alpha for d in both), min(d.criteria.runs for d in both)
+    withheld = zip(STUDY_NAMES, (d.withheld_reason for d in both), strict=True)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in withheld if reason is not None)
+    criteria = DecisionCriteria(runs, alpha, margin_pct, reasons or None)
     return _CellPair(
         old.name,
         f"{old.name}: " if several else "",
@@ -410,19 +399,6 @@ def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float, several:
         probe_shift_pct(old, new),
         may_have_stalled(old, new),
         tuple(quality_change_notes(old.data, new.data)),
-    )
-
-
-def _machine_changed(pair: _CellPair) -> bool:
-    return pair.shift_pct is not None and abs(pair.shift_pct) > pair.criteria.margin_pct
-
-
-def _machine_change_text(pair: _CellPair) -> str:
-    return (
-        f"the machine itself changed: the time of its arm-blind probe changed by "
-        f"{signed_text(pair.shift_pct or 0.0)} % "
-        f"(margin ±{pair.criteria.margin_pct:g} %); "
-        "a smaller change of an arm is neither claimed nor ruled out"
     )
 
 
@@ -436,8 +412,8 @@ def _shared_cells(
     shared = [name for name in before if name in after]
     if not shared:
         raise StudiesNotComparable("the studies have no cell in common")
-    alone = [f"{name} is only in {STUDY_NAMES[0]}" for name in before if name not in after]
-    alone += [f"{name} is only in {STUDY_NAMES[1]}" for name in after if name not in before]
+    sides = zip(STUDY_NAMES, (before, after), (after, before), strict=True)
+    alone = [f"{n} is only in {s}" for s, own, other in sides for n in own if n not in other]
     return [(before[name], after[name]) for name in shared], alone
 
 
@@ -526,10 +502,9 @@ def _unshared_rows(pair: _CellPair, analyses: tuple[CellAnalysis, CellAnalysis])
     old, new = ({_row_key(r): r for r in a.rows if _is_measured(r)} for a in analyses)
     for name, rows, others in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
         named_alike = {key[:2] for key in others}
-        for key, row in rows.items():
-            if key not in others:
-                unit = f" in {row.unit} ({row.better} is better)" if key[:2] in named_alike else ""
-                yield f"{pair.name}: {pair.row_name(row)}{unit} is only in {name}"
+        for key, row in ((key, row) for key, row in rows.items() if key not in others):
+            unit = f" in {row.unit} ({row.better} is better)" if key[:2] in named_alike else ""
+            yield f"{pair.name}: {pair.row_name(row)}{unit} is only in {name}"
 
 
 def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Iterator[_ArmPair]:
@@ -540,12 +515,13 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
         if not _is_measured(row) or match is None or match.skipped is not None:
             continue
         for arm in old.data.arms:
-            change, samples, slow = None, None, None
+            change, slow, sides = None, None, ((old, row), (new, match))
             if arm.role != "baseline":
-                samples = arm_sample(old, row, arm.name), arm_sample(new, match, arm.name)
-            if samples is not None and samples[0] is not None and samples[1] is not None:
-                change = _ArmChange.of(samples[0], samples[1])
-                slow = _slow_launches_text(arm.name, (old, row), (new, match))
+                before, after = (arm_sample(*side, arm.name) for side in sides)
+                if before is not None and after is not None:
+                    one = effect_change(before.effect(), after.effect())
+                    change = _ArmChange(before, after, one.p, one.estimate, one.exact, one.count)
+                    slow = _slow_launches_text(arm.name, *sides)
             causes = tuple(
                 f"{name}: {cause}"
                 for name, analysis in zip(STUDY_NAMES, (old, new), strict=True)
@@ -561,7 +537,7 @@ def _slow_launches_text(arm: str, *studies: tuple[CellAnalysis, MetricRow]) -> s
             row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
         )
         for name, (analysis, row) in zip(STUDY_NAMES, studies, strict=True)
-        if analysis.alternative_rows and analysis.stalls is None  # rows of launches
+        if analysis.alternative_rows and analysis.data.stalls is None  # rows of launches
         for pair in [(analysis.data.baseline, arm)]
     }
     alone = [name for name, p in ps.items() if p <= slow_kernel_launches.UNCLEAR_ALPHA]
@@ -586,12 +562,6 @@ class ArmSample:
 
     def effect(self) -> StudyEffect:
         return estimate_effect(self.baseline, self.arm, self.probes)
-
-
-def arm_effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
-    """Return an arm's effect in one study and the number of complete blocks, as far as known."""
-    sample = arm_sample(analysis, row, arm)
-    return None if sample is None else (sample.effect(), len(sample.baseline))
 
 
 def arm_sample(analysis: CellAnalysis, row: MetricRow, arm: str) -> ArmSample | None:

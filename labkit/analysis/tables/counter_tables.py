@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, if_known
@@ -45,15 +46,12 @@ def _dispatch_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndArm] 
             by_name = counters.setdefault((case.case, record.arm), {}) if record.ok else {}
             for name, value in (case.known_notes.get("counters") or {}).items():
                 by_name.setdefault(name, set()).add(float(value))
-    informative = {
-        name
-        for by_name in counters.values()
-        for name, values in by_name.items()
-        if max(values) > (0.0 if name in LEADING_COUNTERS else 1.0)
-    }
+    pairs = ((name, max(of)) for by_name in counters.values() for name, of in by_name.items())
+    leads = LEADING_COUNTERS
+    informative = {name for name, most in pairs if most > (0.0 if name in leads else 1.0)}
     names = [
-        *(name for name in LEADING_COUNTERS if name in informative),
-        *sorted(informative.difference(LEADING_COUNTERS)),
+        *(name for name in leads if name in informative),
+        *sorted(informative.difference(leads)),
     ]
     if not names:
         return None
@@ -78,21 +76,15 @@ dispatch_section = table_section("Work per dispatch", _dispatch_table)
 def _counter_column(name: str, counters: Mapping[CaseAndArm, CounterValues]) -> Column[CaseAndArm]:
     counter = counter_registry.find_counter(name)
     origin = "" if counter is not None and counter.counted_by_kernel else " (computed)"
-    return Column(
-        _counter_heading(name) + origin, lambda key: counters[key].get(name), _values_text
-    )
-
-
-def _counter_heading(name: str) -> str:
     group, _, rest = name.partition(".")
     words = rest.replace("_", " ").replace("kv ", "KV ")
-    return words if group == "attention" else f"{group.replace('_', '-')} {words}"
+    words = words if group == "attention" else f"{group.replace('_', '-')} {words}"
 
+    def text(key: CaseAndArm) -> str:
+        values = counters[key].get(name, set())
+        return VARIES if len(values) > 1 else "".join(f"{value:,.0f}" for value in values)
 
-def _values_text(values: set[float] | None) -> str:
-    if not values:
-        return ""
-    return VARIES if len(values) > 1 else f"{next(iter(values)):,.0f}"
+    return Column(words + origin, text)
 
 
 def _engine_counters_table(cell: Cell) -> Table[str] | None:
@@ -101,6 +93,9 @@ def _engine_counters_table(cell: Cell) -> Table[str] | None:
     counters = {arm.name: arm.counters for arm in cell.arms if arm.name in arms}
     if len(counters) < 2 or not any(by_name.get("steps.total") for by_name in counters.values()):
         return None
+    every = {name for by_name in counters.values() for name in by_name}
+    names = [name for name in sorted(every.difference(HIDDEN_COUNTERS)) if _differs(name, counters)]
+    names += [name for name in PER_STEP_TIMES if name in every]
     columns = (
         Column[str]("counter", lambda name: PER_STEP_TIMES.get(name, name), numeric=False),
         *(Column(arm, _counter_text(by_name)) for arm, by_name in counters.items()),
@@ -109,7 +104,7 @@ def _engine_counters_table(cell: Cell) -> Table[str] | None:
         "Medians over runs of the counters that differ between arms. A counter that is 0 or was "
         "not counted is empty."
     )
-    return Table(columns, (*_differing(counters), *_per_step_times(counters)), (note,))
+    return Table(columns, tuple(names), (note,))
 
 
 engine_counters_section = table_section(
@@ -117,17 +112,8 @@ engine_counters_section = table_section(
 )
 
 
-def _differing(counters: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    for name in sorted({name for by_name in counters.values() for name in by_name}):
-        values = {by_name.get(name) or 0.0 for by_name in counters.values()}
-        if name not in HIDDEN_COUNTERS and len(values) > 1:
-            yield name
-
-
-def _per_step_times(counters: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [
-        name for name in PER_STEP_TIMES if any(name in by_name for by_name in counters.values())
-    ]
+def _differs(name: str, counters: Mapping[str, Mapping[str, float]]) -> bool:
+    return len({by_name.get(name) or 0.0 for by_name in counters.values()}) > 1
 
 
 def _counter_text(counters: Mapping[str, float]) -> Callable[[str], str]:
@@ -155,14 +141,19 @@ def count_or_measure_text(value: float) -> str:
 def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[AttainedRates]:
     """Return the attainable and attained rates of every arm that has some."""
     rates = hit_and_acceptance_rates(cell.real_arms, records)
-    columns = [
-        _share_column("prefix hits attainable", lambda arm: arm.attainable_hits, rates),
-        _share_column("attained", lambda arm: arm.hits, rates),
-        _share_column("drafts accepted", lambda arm: arm.accepted, rates),
-        _share_column("padding of one rectangle", lambda arm: arm.rectangle, rates),
-        _share_column("rows of padding", lambda arm: arm.padded, rates),
+    shares = {
+        "prefix hits attainable": attrgetter("attainable_hits"),
+        "attained": attrgetter("hits"),
+        "drafts accepted": attrgetter("accepted"),
+        "padding of one rectangle": attrgetter("rectangle"),
+        "rows of padding": attrgetter("padded"),
+    }
+    columns = [Column[AttainedRates]("arm", lambda arm: arm.arm, numeric=False)]
+    columns += [
+        Column(heading, share, if_known("{:.1%}".format))
+        for heading, share in shares.items()
+        if any(share(arm) is not None for arm in rates)
     ]
-    name = Column[AttainedRates]("arm", lambda arm: arm.arm, numeric=False)
     notes = [f"Disagreement: {line}." for arm in rates for line in arm.impossible_counts()]
     if any(arm.hits is not None for arm in rates):
         notes.append(
@@ -175,19 +166,10 @@ def _hit_and_acceptance_table(cell: Cell, records: Sequence[Record]) -> Table[At
             "One rectangle: all requests in one batch, each padded to the longest prompt plus the "
             "longest answer. Rows that wait while other prompts are computed are further padding."
         )
-    shown = tuple(column for column in columns if column is not None)
-    return Table((name, *shown), tuple(rates), tuple(notes))
+    return Table(tuple(columns), tuple(rates), tuple(notes))
 
 
 hit_and_acceptance_section = table_section(
     "Attainable and attained rates", _hit_and_acceptance_table
 )
-
-
-def _share_column(
-    heading: str, share: Callable[[AttainedRates], float | None], rates: Sequence[AttainedRates]
-) -> Column[AttainedRates] | None:
-    """Return a column of percentages, or None if no arm has a value for it."""
-    if all(share(arm) is None for arm in rates):
-        return None
-    return Column(heading, share, if_known("{:.1%}".format))
+WORK_SECTIONS = (dispatch_section, engine_counters_section, hit_and_acceptance_section)

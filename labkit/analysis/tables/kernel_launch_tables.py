@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -29,12 +31,15 @@ from labkit.analysis.number_format import signed_text, significant_text, value_t
 from labkit.records import Record
 
 CaseAndArm = tuple[str, str]
-# Column headings of the notes that records hold on queued launches, by the note's name.
-LAUNCH_NOTES = {
+# Column headings of the times of queued launches: medians, and the notes that records hold.
+LAUNCH_TIMES = {
+    "chain": "in a chain (µs)",
+    "single": "by itself (µs)",
     "empty_us": "empty, in a chain (µs)",
     "empty_single_us": "empty, by itself (µs)",
     "host_us": "described by the host (µs)",
 }
+LAUNCH_NOTES = ("launches", "empty_us", "empty_single_us", "host_us")
 HOST_TIMES = ("map_us", "plan_us")
 MIN_CHANGE = 0.005  # smaller differences of counts are not worth a sentence
 
@@ -49,20 +54,18 @@ def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndA
             by_name = samples.setdefault((case.case, record.arm), {})
             for metric in case.metrics:
                 by_name.setdefault(metric.name, []).append(median(metric.repeats))
-            for name in ("launches", *LAUNCH_NOTES):
+            for name in LAUNCH_NOTES:
                 by_name.setdefault(name, []).append(median(_as_list(case.notes[name])))
     times = {key: _launch_medians(by_name) for key, by_name in samples.items()}
 
-    def at(name: str) -> Callable[[CaseAndArm], float | None]:
-        return lambda key: times[key][name]
+    def at(key: CaseAndArm, name: str) -> float | None:
+        return times[key][name]
 
-    columns = (
-        Column[CaseAndArm]("batch", lambda key: key[0], numeric=False),
-        Column("arm", lambda key: key[1], numeric=False),
-        Column("launches in a chain", at("launches"), "{:,.0f}".format),
-        Column("in a chain (µs)", at("chain"), value_text),
-        Column("by itself (µs)", at("single"), value_text),
-        *(Column(heading, at(name), value_text) for name, heading in LAUNCH_NOTES.items()),
+    columns: tuple[Column[CaseAndArm], ...] = (
+        Column("batch", itemgetter(0), numeric=False),
+        Column("arm", itemgetter(1), numeric=False),
+        Column("launches in a chain", partial(at, name="launches"), "{:,.0f}".format),
+        *(Column(heading, partial(at, name=n), value_text) for n, heading in LAUNCH_TIMES.items()),
     )
     cases = dict.fromkeys(case for case, _ in samples)
     lines = [(case, arm) for case in cases for arm in cell.real_arms if (case, arm) in samples]
@@ -74,15 +77,15 @@ def _launch_queue_table(cell: Cell, records: Sequence[Record]) -> Table[CaseAndA
     return Table(columns, tuple(lines), (note,))
 
 
-launch_queue_section = table_section("Queued launches", _launch_queue_table)
-
-
 def _launch_medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
-    medians: dict[str, float | None] = {name: median(values) for name, values in samples.items()}
-    is_chain = (medians["launches"] or 0) > 1
-    medians["chain"] = medians["dispatch_us"] if is_chain else None
-    medians["single"] = medians["single_us" if is_chain else "dispatch_us"]
-    return medians
+    medians = {name: median(values) for name, values in samples.items()}
+    is_chain = medians["launches"] > 1
+    chain = medians["dispatch_us"] if is_chain else None
+    return {
+        **medians,
+        "chain": chain,
+        "single": medians["single_us" if is_chain else "dispatch_us"],
+    }
 
 
 def _as_list(value: Any) -> Sequence[float]:
@@ -143,19 +146,16 @@ def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, lis
 def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
     """Return the host's median time per step to build maps and, if noted, whole plans (us)."""
     times = host_times(records)
-
-    def median_text(arm: str, name: str) -> Callable[[str], str]:
-        def value(case: str) -> str:
-            values = times.get((case, name), {}).get(arm)
-            return value_text(median(values)) if values else ""
-
-        return value
-
     with_plan = any(name == "plan_us" for _, name in times)
     suffixes = {"map_us": " maps", "plan_us": " plan"} if with_plan else {"map_us": ""}
+
+    def median_text(case: str, arm: str, name: str) -> str:
+        values = times.get((case, name), {}).get(arm)
+        return value_text(median(values)) if values else ""
+
     columns = [Column[str]("batch", text_or_empty, numeric=False)]
     columns += [
-        Column(f"{arm.name}{suffix} (µs)", median_text(arm.name, name))
+        Column(f"{arm.name}{suffix} (µs)", partial(median_text, arm=arm.name, name=name))
         for arm in cell.arms
         for name, suffix in suffixes.items()
     ]
@@ -172,7 +172,9 @@ def _host_times_table(cell: Cell, records: Sequence[Record]) -> Table[str]:
     return Table(tuple(columns), tuple(cases), tuple(notes))
 
 
+launch_queue_section = table_section("Queued launches", _launch_queue_table)
 host_times_section = table_section("Host time to build the maps", _host_times_table)
+HOST_SECTIONS = (launch_queue_section, host_times_section, roofline_section)
 
 
 @section("Why: the work of a launch")

@@ -7,18 +7,18 @@ The matrix is the page's overview. The tests behind it are in another table
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from labkit.analysis.charts.html_interval_bars import IntervalScale
-from labkit.analysis.document.report_parts import CellSource, Parts, section
+from labkit.analysis.document.report_parts import Section
+from labkit.analysis.findings.answer_data import UNDECIDED
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.model.result_row import Comparison, Row
+from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import join_names, percent_text, unit_name, value_text
 
 SIGNS = {"equivalent": "=", "trivial": "≈", "inconclusive": "?", "estimate_only": ""}
-UNDECIDED = ("inconclusive", "estimate_only")
 FAMILIES = {
     "tok/s": "Throughput",
     "req/s": "Throughput",
@@ -54,7 +54,6 @@ class MatrixRow:
     name: str
     unit: str
     metric: str
-    primary: bool
     cells: Sequence[MatrixCell]
     skipped: str | None
     undecided: bool
@@ -86,11 +85,8 @@ def _metric_matrix(cell: Cell) -> MetricMatrix:
     cases = {row.case for _, row in rows}
     for index, row in rows:
         groups.setdefault(_group_name(row, len(cases) > 1), []).append((index, row))
-    arms = cell.real_arms
-    return MetricMatrix(
-        arms, [_group(cell, arms, name, members) for name, members in groups.items()],
-        list(_notes(cell)),
-    )  # fmt: skip
+    named = [_group(cell, name, members) for name, members in groups.items()]
+    return MetricMatrix(cell.real_arms, named, list(_notes(cell)))
 
 
 def _group_name(row: Row, several_cases: bool) -> str:
@@ -106,56 +102,32 @@ def _group_name(row: Row, several_cases: bool) -> str:
     return f"{family}, all requests" if several_cases else family
 
 
-def _group(
-    cell: Cell, arms: Sequence[str], name: str, members: Sequence[tuple[int, Row]]
-) -> MatrixGroup:
+def _group(cell: Cell, name: str, members: Sequence[tuple[int, Row]]) -> MatrixGroup:
+    arms, failures = cell.real_arms, cell.failure_outcomes
     comparisons = [c for _, row in members for c in row.comparisons if c.arm in arms]
     scale = IntervalScale.of(comparisons, cell.design.margin_pct)
-    failures = cell.failure_outcomes
-    rows = [_row(arms, index, row, scale, failures) for index, row in members]
-    return MatrixGroup(name, scale, rows)
 
+    def entry(row: Row, arm: str) -> MatrixCell:
+        median, one = row.median(arm), row.comparison(arm)
+        value = value_text(median, row.unit)
+        value = failures.get(arm, value) if median is None else value
+        if one is None:
+            return MatrixCell(value)
+        difference = "" if one.effect_pct is None else percent_text(one.effect_pct)
+        bar = "" if one.verdict == "computed" else scale.bar_style(one)
+        sign = SIGNS.get(one.verdict, one.verdict)
+        return MatrixCell(value, difference, sign, one.verdict, bar)
 
-def _row(
-    arms: Sequence[str], index: int, row: Row, scale: IntervalScale, failures: Mapping[str, str]
-) -> MatrixRow:
-    by_arm = {c.arm: c for c in row.comparisons}
-    requests = row.case == "all"
-    definition = row.definition
-    words = {c.verdict for arm, c in by_arm.items() if arm in arms}
-    cells = [_cell(row, arm, by_arm.get(arm), scale, failures) for arm in arms]
-    return MatrixRow(
-        index,
-        definition.short_label if requests else row.case,
-        unit_name(row.unit) if requests else "",
-        str(row.metric),
-        row.primary,
-        [] if row.skipped else cells,
-        row.skipped,
-        bool(words) and words <= set(UNDECIDED),
-    )
+    def line(index: int, row: Row) -> MatrixRow:
+        name, unit = row.case, ""
+        if row.case == "all":
+            name, unit = row.definition.short_label, unit_name(row.unit)
+        words = {c.verdict for c in row.comparisons if c.arm in arms}
+        cells = [] if row.skipped else [entry(row, arm) for arm in arms]
+        undecided = bool(words) and words <= set(UNDECIDED)
+        return MatrixRow(index, name, unit, str(row.metric), cells, row.skipped, undecided)
 
-
-def _cell(
-    row: Row,
-    arm: str,
-    comparison: Comparison | None,
-    scale: IntervalScale,
-    failures: Mapping[str, str],
-) -> MatrixCell:
-    median = row.median(arm)
-    value = failures.get(arm, value_text(None)) if median is None else value_text(median, row.unit)
-    if comparison is None:
-        return MatrixCell(value)
-    verdict = comparison.verdict
-    known = comparison.effect_pct is not None
-    return MatrixCell(
-        value,
-        percent_text(comparison.effect_pct) if known else "",
-        SIGNS.get(verdict, verdict),
-        verdict,
-        "" if verdict == "computed" else scale.bar_style(comparison),
-    )
+    return MatrixGroup(name, scale, [line(*member) for member in members])
 
 
 def _notes(cell: Cell) -> Iterator[str]:
@@ -166,10 +138,8 @@ def _notes(cell: Cell) -> Iterator[str]:
         some = len(estimated) < len({case for case, _ in comparisons})
         which = f" ({', '.join(estimated)})" if some else ""
         yield f"Estimates only{which}: {next(iter(estimated.values()))}."
-    text = "Values are medians over runs"
-    known = [c.ci_low_pct for row in cell.rows for c in row.comparisons]
-    bars = "the differences, without intervals"
-    if any(limit is not None for limit in known):
+    text, bars = "Values are medians over runs", "the differences, without intervals"
+    if any(c.ci_low_pct is not None for _, c in comparisons):
         bars = f"adjusted {join_names(cell.level_texts)} intervals"
     if words:
         text += (
@@ -182,12 +152,10 @@ def _notes(cell: Cell) -> Iterator[str]:
         "trivial": "≈ a difference inside the margin",
         "inconclusive": "? undecided",
     }
-    used = [meaning for word, meaning in meanings.items() if word in words]
-    if used:
+    if used := [meaning for word, meaning in meanings.items() if word in words]:
         yield "; ".join(used) + "."
 
 
-@section("All metrics")
-def matrix_section(report: CellSource) -> Parts:
-    """Show every metric of every arm."""
-    return [_metric_matrix(report.cell)] if report.cell.rows else []
+matrix_section = Section(
+    "All metrics", lambda report: [_metric_matrix(report.cell)] if report.cell.rows else []
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -55,10 +55,9 @@ def published_text(number: float, unit: str | None) -> str:
 
 @dataclass(frozen=True)
 class PublishedLine:
-    """A line of published numbers, or the line below it with our numbers of the same row."""
+    """A line of published numbers or, with ``own_row``, our numbers of the same case and metric."""
 
-    published_row: PublishedRow  # the published row
-    # Our row of the same case and metric. None if the line shows the published numbers.
+    published_row: PublishedRow
     own_row: Row | None = None
 
     def number(self, arm: str) -> str:
@@ -93,12 +92,9 @@ def _published_table(cell: Cell, extra_rows: Sequence[Row] = ()) -> Table[Publis
     own_rows = {(row.case, row.metric): row for row in candidates if row.metric is not None}
     lines = []
     for row in rows:
-        own_row = own_rows.get((row.case, row.metric))
-        lines += (
-            [PublishedLine(row)]
-            if own_row is None
-            else [PublishedLine(row), PublishedLine(row, own_row)]
-        )
+        lines.append(PublishedLine(row))
+        if (own_row := own_rows.get((row.case, row.metric))) is not None:
+            lines.append(PublishedLine(row, own_row))
     several_metrics = any(row.names_metric for row in rows)
 
     def name(line: PublishedLine) -> str:
@@ -123,23 +119,23 @@ def published_tables(cell: Cell) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
     """Yield the title and content of each published table that is reproduced word for word."""
     for table in cell.published.tables if cell.published is not None else ():
         columns = tuple(
-            Column[Sequence[Any]](str(heading), _cell_at(index), numeric=index > 0)
+            Column[Sequence[Any]](str(heading), partial(_cell, index=index), numeric=index > 0)
             for index, heading in enumerate(table.columns)
         )
         notes = (*map(str, table.notes), published_source(cell) or "")
         yield table.title, Table(columns, table.rows, notes)
 
 
-def _cell_at(index: int) -> Callable[[Sequence[Any]], str]:
-    return lambda row: str(row[index]) if index < len(row) else ""
+def _cell(row: Sequence[Any], index: int) -> str:
+    return str(row[index]) if index < len(row) else ""
 
 
-def agreement_rows(agreements: Sequence[OutputAgreement]) -> list[Row]:
-    """Return the agreement of outputs as rows: one for each of ``AGREEMENT_METRICS``."""
-    prefixes = {a.arm: a.prefix for a in agreements}
-    differing = {a.arm: float(a.total - a.agree) for a in agreements}
+def _agreement_rows(agreements: Sequence[OutputAgreement]) -> Iterator[Row]:
+    """Yield the agreement of outputs as rows: one for each of ``AGREEMENT_METRICS``."""
     prefix, requests = AGREEMENT_METRICS
-    return [_row("all", prefix, "share", prefixes), _row("all", requests, "requests", differing)]
+    yield _row("all", prefix, "share", {a.arm: a.prefix for a in agreements})
+    differing = {a.arm: float(a.total - a.agree) for a in agreements}
+    yield _row("all", requests, "requests", differing)
 
 
 def counter_rows(cell: Cell) -> Iterator[Row]:
@@ -165,7 +161,7 @@ def _row(case: str, metric: str, unit: str, medians: Mapping[str, float]) -> Row
 @section("Published by others")
 def published_section(report: CellSource) -> Iterator[ReportPart]:
     """Show published numbers beside ours."""
-    agreement = agreement_rows(report.analysis.identity.agreement)
+    agreement = _agreement_rows(report.analysis.identity.agreement)
     extra_rows = [*agreement, *_host_time_rows(report.records)]
     chart = _published_chart(report.cell)
     if chart is not None:

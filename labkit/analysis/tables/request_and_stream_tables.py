@@ -47,8 +47,9 @@ def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str]
     if any("good" in note for note in all_notes):
         columns.append(_total_column(notes, "good", "within the limits"))
     if open_loop:
-        requested = _requested_heading(all_notes)
-        columns.append(_median_column(notes, requested, "asked_per_s"))
+        units = dict.fromkeys(note.get("asked_unit", REQUESTS_PER_S) for note in all_notes)
+        unit = "1/s" if [*units] == [REQUESTS_PER_S] else " or ".join(units)
+        columns.append(_median_column(notes, f"requested ({unit})", "asked_per_s"))
         columns += [_median_column(notes, heading, path) for heading, path in SENDER_TIMES.items()]
     share = "sender_cpu_share"
     if any(number_at(note, share) is not None for note in all_notes):
@@ -71,13 +72,6 @@ def _request_outcomes_table(cell: Cell, records: Sequence[Record]) -> Table[str]
 
 
 request_outcomes_section = table_section("Request outcomes", _request_outcomes_table)
-
-
-def _requested_heading(notes: Sequence[TrafficNote]) -> str:
-    """Return the heading of the configured rates, which are of requests or of sessions."""
-    units = dict.fromkeys(note.get("asked_unit", REQUESTS_PER_S) for note in notes)
-    text = " or ".join(units)
-    return "requested (1/s)" if text == REQUESTS_PER_S else f"requested ({text})"
 
 
 def _total_column(notes: NotesByArm, key: str, heading: str) -> Column[str]:
@@ -120,8 +114,8 @@ def _streams_table(cell: Cell, records: Sequence[Record]) -> Table[ServerArm]:
 
 
 def _server_name(arm: ServerArm) -> str:
-    kept_url = arm.server["kept"]
-    return f"kept: {kept_url}" if kept_url is not None else str(arm.server["preset"])
+    preset, kept_url = arm.server["preset"], arm.server["kept"]
+    return str(preset) if kept_url is None else f"kept: {kept_url}"
 
 
 def _counter_column(name: str, heading: str) -> Column[ServerArm]:

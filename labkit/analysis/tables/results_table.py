@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
+from labkit.analysis.findings.verdict_sentences import method_text
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.result_row import Comparison, Row, row_name
 from labkit.analysis.number_format import (
@@ -27,7 +29,6 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
 
@@ -55,17 +56,13 @@ class ResultLine:
         return self.row.comparison(self.arm)
 
     @property
-    def skipped(self) -> str | None:
-        return self.row.skipped
-
-    @property
     def verdict(self) -> str | None:
         """The verdict's name in ``cell.json``, such as ``estimate_only``."""
         return None if self.comparison is None else self.comparison.verdict
 
     def compared(self, formatter: Callable[..., str], *keys: str) -> str:
         """Format the comparison's fields ``keys``; an empty string if there is no comparison."""
-        if self.comparison is None or self.skipped is not None:
+        if self.comparison is None or self.row.skipped is not None:
             return ""
         return formatter(*(getattr(self.comparison, key) for key in keys))
 
@@ -81,11 +78,6 @@ def _kernel_names(records: Sequence[Record]) -> dict[str, str]:
     return names
 
 
-def verdict_text(row: Row, verdict: str) -> str:
-    """Return a row's verdict as it is printed: ``estimate-only``, ``lower`` for a latency."""
-    return verdict_word(verdict, row.metric, row.unit, row.better)
-
-
 def results_table(
     cell: Cell, records: Sequence[Record], primary: bool = True, anchor: str = ""
 ) -> Table[ResultLine]:
@@ -93,17 +85,17 @@ def results_table(
 
     ``anchor`` is the cell's prefix on the HTML page: numbers link to the runs behind them.
     """
-    rows = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
-    arms, kernels = cell.compared_arms, _kernel_names(records)
-    published = _published_rows(cell, [row for _, row in rows], arms)
-    units = {row.unit for _, row in rows if row.metric is not None}
+    indexed = [(i, row) for i, row in enumerate(cell.rows) if row.primary is primary]
+    rows, arms, kernels = [row for _, row in indexed], cell.compared_arms, _kernel_names(records)
+    published = _published_rows(cell, rows, arms)
+    units = {row.unit for row in rows if row.metric is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
 
     def link(line: ResultLine) -> str:
         return f"#{anchor}r{line.row_index}"
 
     word = "case" if cell.design.imported else "batch"
-    columns = [_row_column([row for _, row in rows], unit, word)]
+    columns = [_row_column(rows, unit, word)]
     if kernels:
         columns.append(_kernel_column(kernels, len(arms) > 1))
     if arms:
@@ -113,7 +105,7 @@ def results_table(
     if published and arms:
         columns.append(_published_column(published))
     shown: list[str | None] = [*arms] or [None]
-    lines = [ResultLine(i, row, arm) for i, row in rows for arm in shown]
+    lines = [ResultLine(i, row, arm) for i, row in indexed for arm in shown]
     notes = [*_notes(cell, bool(published)), *_cache_notes(records)]
     return Table(tuple(columns), tuple(lines), tuple(notes), is_results=True)
 
@@ -161,15 +153,14 @@ def _arm_columns(
     baseline, level, failures = cell.baseline, cell.level_texts[0], cell.failure_outcomes
 
     def baseline_median(line: ResultLine) -> str:
-        if line.skipped is not None:
+        if line.row.skipped is not None:
             return ""
         median = line.row.median(baseline)
-        return (
-            failures.get(baseline, UNKNOWN) if median is None else value_text(median, line.row.unit)
-        )
+        known = value_text(median, line.row.unit)
+        return failures.get(baseline, known) if median is None else known
 
     def delta(line: ResultLine) -> str:
-        if line.skipped is not None:
+        if line.row.skipped is not None:
             return ""
         if line.row.median(line.arm) is None:
             return failures.get(str(line.arm), UNKNOWN)
@@ -181,9 +172,9 @@ def _arm_columns(
         return text if text == UNKNOWN or own in ("", level) else f"{text} ({own})"
 
     def verdict(line: ResultLine) -> str:
-        if line.skipped is not None:
-            return f"skipped: {line.skipped}"
-        return "" if line.verdict is None else verdict_text(line.row, line.verdict)
+        if line.row.skipped is not None:
+            return f"skipped: {line.row.skipped}"
+        return "" if line.verdict is None else verdict_word(line.row, line.verdict)
 
     if len(arms) > 1:
         yield Column("arm", lambda line: line.arm, numeric=False)
@@ -191,12 +182,8 @@ def _arm_columns(
     heading = "delta" if len(arms) > 1 else f"delta of {arms[0]}"
     short = "delta\n%" if len(arms) > 1 else f"delta of\n{broken_name(arms[0])}\n%"
     yield Column(heading, delta, short_heading=short, link=link)
-    yield Column(
-        f"adjusted {level} CI (%)",
-        interval,
-        short_heading=f"adjusted\n{level} CI, %",
-        link=link,
-    )
+    short = f"adjusted\n{level} CI, %"
+    yield Column(f"adjusted {level} CI (%)", interval, short_heading=short, link=link)
     yield Column(
         "adjusted p",
         lambda line: line.compared(p_text, "p_adjusted"),
@@ -210,44 +197,28 @@ def _arm_columns(
 
 def _quality_columns(cell: Cell) -> Iterator[Column[ResultLine]]:
     qualities, level = cell.qualities, f"{100 * cell.design.quality_confidence:.3g} %"
+    forms: Mapping[str, Callable[[float], str]] = {
+        "kl_mean": lambda value: significant_text(value, 3),
+        "top1_agreement": lambda value: share_pct_text(value, 2),
+    }
 
-    def kl(value: float) -> str:
-        return significant_text(value, 3)
-
-    def share(value: float) -> str:
-        return share_pct_text(value, 2)
-
-    def value(metric: str, key: str) -> Callable[[ResultLine], float | None]:
-        def of(line: ResultLine) -> float | None:
-            quality = qualities.get(line.arm or "")
-            return None if quality is None else getattr(quality.metrics.get(metric), key, None)
-
-        return of
-
-    def interval(metric: str, form: Callable[[float], str]) -> Callable[[ResultLine], str]:
+    def column(heading: str, metric: str, *keys: str, **options: Any) -> Column[ResultLine]:
         def text(line: ResultLine) -> str:
-            ends = [value(metric, key)(line) for key in ("low", "high")]
-            return " to ".join(form(end) for end in ends if end is not None)
+            quality = qualities.get(line.arm or "")
+            known = None if quality is None else quality.metrics.get(metric)
+            ends = (getattr(known, key, None) for key in keys)
+            return " to ".join(forms[metric](end) for end in ends if end is not None)
 
-        return text
+        return Column(heading, text, **options)
 
     if qualities:
-        yield Column(
-            "KL (nats)", value("kl_mean", "estimate"), if_known(kl), short_heading="KL\nnats"
-        )
-        yield Column(f"KL {level} CI", interval("kl_mean", kl), min_width=WIDTH_WITH_QUALITY)
-        yield Column(
-            "same next token (%)",
-            value("top1_agreement", "estimate"),
-            if_known(share),
-            short_heading="same\nnext\n%",
-        )
-        yield Column(
-            f"same next token {level} CI (%)",
-            interval("top1_agreement", share),
-            short_heading=f"same next\n{level} CI, %",
-            min_width=WIDTH_WITH_QUALITY,
-        )
+        wide = {"min_width": WIDTH_WITH_QUALITY}
+        yield column("KL (nats)", "kl_mean", "estimate", short_heading="KL\nnats")
+        yield column(f"KL {level} CI", "kl_mean", "low", "high", **wide)
+        top1, short = "top1_agreement", f"same next\n{level} CI, %"
+        yield column("same next token (%)", top1, "estimate", short_heading="same\nnext\n%")
+        heading = f"same next token {level} CI (%)"
+        yield column(heading, top1, "low", "high", short_heading=short, **wide)
 
 
 def _published_rows(
@@ -277,39 +248,19 @@ def _published_column(
     return Column("published", value, short_heading="publ.\n%", min_width=MIN_WIDTH)
 
 
-def _relabellings_text(cell: Cell) -> str:
-    """Return ``all 1,296 relabellings``, or ``Monte Carlo, 100,000 draws`` if they were sampled."""
-    blocks = max((one.blocks for one in cell.comparisons), default=0)
-    if not blocks:
-        return "exact"
-    labels = relabellings(blocks, cell.design.runs_per_block)
-    if labels.exact:
-        return f"all {labels.count:,} relabellings"
-    return f"Monte Carlo, {labels.count:,} draws"
-
-
 def _notes(cell: Cell, has_published: bool) -> list[str]:
     source = published_source(cell) if has_published else None
     notes, arms = [source] if source else [], cell.compared_arms
-    smallest_p_values = {
-        c.p_floor
-        for row in cell.rows
-        if row.primary
-        for c in row.comparisons
-        if c.p_floor and c.arm in arms
-    }
+    of_arms = (c for row in cell.primary_rows for c in row.comparisons if c.arm in arms)
+    smallest_p_values = [c.p_floor for c in of_arms if c.p_floor]
     if smallest_p_values:
-        rows = (
-            "rows but estimates, whose intervals are their own,"
-            if cell.design.estimates
-            else "rows"
-        )
-        several_levels = len(cell.level_texts) > 1
-        earlier = (
-            ", at its own level where an earlier look decided the row" if several_levels else ""
-        )
+        method = method_text(cell, "all {} relabellings")
+        own = " but estimates, whose intervals are their own,"
+        rows = f"rows{own if cell.design.estimates else ''}"
+        earlier = ", at its own level where an earlier look decided the row"
+        earlier = earlier if len(cell.level_texts) > 1 else ""
         notes.append(
-            f"Interval and p: one permutation test within blocks ({_relabellings_text(cell)}), "
+            f"Interval and p: one permutation test within blocks ({method}), "
             f"adjusted over all {rows} and arms{earlier}; smallest reachable p "
             f"{p_text(min(smallest_p_values))}. Delta: the difference from the baseline, estimated "
             "within blocks (Hodges-Lehmann), above 0 where the metric is larger; each arm's own "
@@ -340,6 +291,7 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
     def quantile(key: str) -> Callable[[ResultLine], str]:
         return lambda line: value_text(getattr(line.row.arms[str(line.arm)], key), line.row.unit)
 
+    mde_text = if_known(lambda mde_pct: f"{magnitude_text(mde_pct)}%")
     columns: tuple[Column[ResultLine], ...] = (
         Column("row", lambda line: row_name(line.row, metrics), numeric=False),
         Column("arm", lambda line: line.arm, numeric=False),
@@ -347,13 +299,9 @@ def medians_table(cell: Cell) -> Table[ResultLine]:
         *(Column(key, quantile(key)) for key in ("median", "q1", "q3")),
         Column("runs", lambda line: line.row.arms[str(line.arm)].n),
         Column("blocks won", lambda line: line.compared(_wins_text, "wins", "blocks")),
-        Column("detectable effect", lambda line: line.compared(if_known(_mde_text), "mde_pct")),
+        Column("detectable effect", lambda line: line.compared(mde_text, "mde_pct")),
     )
     return Table(columns, tuple(lines))
-
-
-def _mde_text(mde_pct: float) -> str:
-    return f"{magnitude_text(mde_pct)}%"
 
 
 def _wins_text(wins: int | None, blocks: int) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
 
-from labkit.analysis.charts.step_player import TracedRun, traced_records, traced_run
+from labkit.analysis.charts.step_player import TracedRun, first_traced_runs
 from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import (
     BulletList,
@@ -37,7 +39,6 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.config import count_text
-from labkit.records import Record
 
 TRACED_NOTE = (
     "These runs had no clocks (an earlier version), so no cause is tested: means over the stored "
@@ -58,8 +59,8 @@ GROUP_NAMES = {
 SPEED_UP_PCT = 10.0  # the example of a faster part
 
 
-def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
-    """Return the parts' times per output token: the baseline's, and each arm's difference."""
+def time_table(cell: Cell, division: TimeDivision, arms: Sequence[ArmTime]) -> Table[str]:
+    """Return the parts' times per output token: the baseline's, and the arms' differences."""
     shares = {share.part: share for share in division.baseline}
     columns = [
         Column[str]("part of a step", lambda name: PART_NAMES.get(name, name), numeric=False),
@@ -70,9 +71,7 @@ def time_table(cell: Cell, division: TimeDivision) -> Table[str]:
         ),
         Column("share (%)", lambda name: shares[name].pct if name in shares else 100.0, value_text),
     ]
-    for arm in division.arms:
-        if arm.arm in cell.compared_arms:
-            columns += _arm_columns(arm)
+    columns += [column for arm in arms for column in _arm_columns(arm)]
     return Table(tuple(columns), (*shares, "total"), (clocks_text(division),))
 
 
@@ -98,24 +97,17 @@ def time_section(report: CellSource) -> Iterator[ReportPart]:
     """
     cell, division = report.cell, report.cell.time
     if division is None:
-        first: dict[str, Record] = {}
-        for record in traced_records(report.records, cell.real_arms):
-            first.setdefault(record.arm, record)
-        runs = [traced_run(record, report.analysis.data.dir) for record in first.values()]
-        yield from [TablePart(traced_time_table(runs))] if runs else []
+        if runs := first_traced_runs(report):
+            yield TablePart(traced_time_table(runs))
         return
-    sentences = list(_time_sentences(cell, division))
-    yield BulletList(sentences)
-    yield TablePart(time_table(cell, division))
-    for arm in division.arms:
-        if arm.arm in cell.compared_arms:
-            chart = ChartPart(
-                waterfall_chart(cell.baseline, division, arm),
-                f"From {cell.baseline}'s time per output token to {arm.arm}'s",
-            )
-            yield chart
-            stem = cell.stem(f"why-{slug(arm.arm)}")
-            yield PictureFile(stem, f"Where {arm.arm}'s time went", [chart])
+    arms = [arm for arm in division.arms if arm.arm in cell.compared_arms]
+    yield BulletList(list(_time_sentences(cell, division, arms)))
+    yield TablePart(time_table(cell, division, arms))
+    for arm in arms:
+        caption = f"From {cell.baseline}'s time per output token to {arm.arm}'s"
+        yield (part := ChartPart(waterfall_chart(cell.baseline, division, arm), caption))
+        stem = cell.stem(f"why-{slug(arm.arm)}")
+        yield PictureFile(stem, f"Where {arm.arm}'s time went", [part])
 
 
 def traced_time_table(runs: Sequence[TracedRun]) -> Table[TracedRun]:
@@ -172,9 +164,7 @@ def _waterfall_steps(division: TimeDivision, arm: ArmTime) -> list[tuple[str, fl
 def waterfall_chart(baseline: str, division: TimeDivision, arm: ArmTime) -> Chart:
     """Return the chart: a bar for the baseline, one for each difference, and one for the arm."""
     steps, level = _waterfall_steps(division, arm), division.total_us
-    levels = [level]
-    for _, us in steps:
-        levels.append(levels[-1] + us)
+    levels = list(accumulate((us for _, us in steps), initial=level))
     span = (max(levels) - min(levels)) or level * 0.01
     low = max(0.0, min(levels) - span)
     rows = (baseline, *(name for name, _ in steps), arm.arm)
@@ -183,16 +173,13 @@ def waterfall_chart(baseline: str, division: TimeDivision, arm: ArmTime) -> Char
         X_LABEL, rows=rows,
     )  # fmt: skip
 
-    def bar(index: int, ends: tuple[float, float], style: str, text: str) -> None:
-        y = len(rows) - index
-        chart.bar((min(ends), max(ends)), (y - 0.8, y - 0.2), style, f"{rows[index]}: {text}")
+    bars = [(low, level), *pairwise(levels), (low, levels[-1])]
+    changes = [signed_text(us, 1 if abs(us) >= 10 else 2) for _, us in steps]
+    texts = [value_text(level), *changes, value_text(levels[-1])]
+    for index, (name, ends, text) in enumerate(zip(rows, bars, texts, strict=True)):
+        y, style = len(rows) - index, "used" if 0 < index < len(rows) - 1 else "reserved"
+        chart.bar((min(ends), max(ends)), (y - 0.8, y - 0.2), style, f"{name}: {text}")
         chart.text(max(ends), y - 0.5, text, dx=6)
-
-    bar(0, (low, level), "reserved", value_text(level))
-    for index, (_, us) in enumerate(steps):
-        digits = 1 if abs(us) >= 10 else 2
-        bar(index + 1, (levels[index], levels[index + 1]), "used", signed_text(us, digits))
-    bar(len(rows) - 1, (low, levels[-1]), "reserved", value_text(levels[-1]))
     return chart
 
 
@@ -225,7 +212,7 @@ def _why_none(arm: ArmTime) -> str:
 
 def worth_text(share: PartShare) -> str:
     """Say how much a change of a part can bring at most: the part's share of the time."""
-    most = 100 * share.pct / (100 - share.pct) if share.pct < 100 else float("inf")
+    most = 100 * share.pct / (100 - share.pct) if share.pct < 100 else math.inf
     some = SPEED_UP_PCT / 100 * share.pct
     within = ""
     if share.low_pct is not None and share.high_pct is not None:
@@ -251,17 +238,14 @@ def _predicted_text(cell: Cell, arm: ArmTime) -> str | None:
     )
 
 
-def _time_sentences(cell: Cell, division: TimeDivision) -> Iterator[str]:
-    for arm in division.arms:
-        if arm.arm in cell.compared_arms:
-            yield _cause_text(arm)
-            if arm.counts:
-                yield f"{arm.arm}, counted: {'; '.join(arm.counts)}."
-            predicted = _predicted_text(cell, arm)
-            if predicted:
-                yield f"{predicted}."
-    worth = "; ".join(map(worth_text, division.groups))
-    yield f"What it can be worth: {worth}."
+def _time_sentences(cell: Cell, division: TimeDivision, arms: Sequence[ArmTime]) -> Iterator[str]:
+    for arm in arms:
+        yield _cause_text(arm)
+        if arm.counts:
+            yield f"{arm.arm}, counted: {'; '.join(arm.counts)}."
+        if predicted := _predicted_text(cell, arm):
+            yield f"{predicted}."
+    yield f"What it can be worth: {'; '.join(map(worth_text, division.groups))}."
 
 
 def clocks_text(division: TimeDivision) -> str:

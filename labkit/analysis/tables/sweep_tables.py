@@ -88,9 +88,10 @@ def settings_table(cell: Cell, best: BestInRow) -> Table[Values]:
     ]
     case = f"{best.case}: " if len(cell.best or ()) > 1 and best.case != "all" else ""
     unit = f"{case}{best.metric} ({unit_name(best.unit)})"
-    for value in across.values if across else [None]:
-        rest = (value,) if across else ()
-        heading = f"{across.name}={override_text(value)}" if across else unit
+    named: list[tuple[Values, str]] = [((), unit)]
+    if across:
+        named = [((v,), f"{across.name}={override_text(v)}") for v in across.values]
+    for rest, heading in named:
         columns.append(Column(heading, _value(best, arms, rest), shade=_shade(best, arms, rest)))
     lines = list(dict.fromkeys(values[: len(down)] for values in _sorted(arms, down)))
     return Table(tuple(columns), tuple(lines), tuple(_notes(best, unit if across else None)))
@@ -103,11 +104,8 @@ def _option_of_columns(options: Sequence[SweptOption]) -> SweptOption | None:
 
 
 def _sorted(arms: Mapping[Values, str], down: Sequence[SweptOption]) -> list[Values]:
-    def place(values: Values) -> tuple[int, ...]:
-        pairs = zip(down, values, strict=False)
-        return tuple(option.values.index(value) for option, value in pairs)
-
-    return sorted(arms, key=place)
+    places = [option.values.index for option in down]
+    return sorted(arms, key=lambda values: [of(x) for of, x in zip(places, values, strict=False)])
 
 
 def _value(best: BestInRow, arms: Mapping[Values, str], rest: Values) -> Callable[[Values], str]:
@@ -179,14 +177,12 @@ def setting_curves(cell: Cell, best: BestInRow) -> list[tuple[SweptOption, list[
 
     An option with more than six curves is left out.
     """
-    curves = []
-    options = swept_options(cell)
+    curves, options = [], swept_options(cell)
     for option in options:
         if option.is_number and len(option.values) >= MIN_POINTS:
             others = [other for other in options if other is not option]
             lines = list(_curves_over(cell, best, option, others))
-            if 0 < len(lines) <= MAX_CURVES:
-                curves.append((option, lines))
+            curves += [(option, lines)] if 0 < len(lines) <= MAX_CURVES else []
     return curves
 
 

@@ -50,9 +50,7 @@ def _quality_table(cell: Cell, records: Sequence[Record]) -> Table[ArmQuality] |
         _column("ratio", "perplexity_ratio", 5),
         _column("KL mean (nats)", "kl_mean"),
         *(_column(f"KL {100 * share:g} %", name) for name, share in KL_QUANTILES.items()),
-        Column(
-            "same next token", lambda one: share_text(one.metrics["top1_agreement"]), numeric=False
-        ),
+        _share_column("same next token", "top1_agreement"),
         _column("RMS change of p", "probability_change"),
     ]
     arms = [quality.arm for quality in qualities]
@@ -91,6 +89,10 @@ def _scoring_notes(
     )
 
 
+def _share_column(heading: str, name: str) -> Column[ArmQuality]:
+    return Column(heading, lambda one: share_text(one.metrics[name]), numeric=False)
+
+
 def _column(heading: str, name: str, digits: int = 3) -> Column[ArmQuality]:
     return Column(heading, lambda one: interval_text(one.metrics[name], digits), numeric=False)
 
@@ -103,30 +105,28 @@ def _worst_places_table(cell: Cell, records: Sequence[Record]) -> Table[Place]:
         if (note := scoring_note(arm, records)) is not None
         for place in note["worst"][:MAX_PLACES]
     ]
+
+    def where(place: Place) -> str:
+        return f"{place[1]['window']} + {place[1]['position']}"
+
     columns = (
         Column[Place]("arm", lambda place: place[0], numeric=False),
-        Column[Place](
-            "KL (nats)", lambda place: place[1]["kl"], lambda kl: significant_text(kl, 3)
-        ),
+        Column[Place]("KL (nats)", lambda place: significant_text(place[1]["kl"], 3)),
         _text_column("before", "before"),
         _text_column("token", "token"),
         _text_column("after", "after"),
         _text_column("baseline predicts", "baseline_top1"),
         _text_column("arm predicts", "arm_top1"),
-        Column[Place](
-            "where", lambda place: f"{place[1]['window']} + {place[1]['position']}", numeric=False
-        ),
+        Column[Place]("where", where, numeric=False),
     )
     return Table(columns, tuple(places))
 
 
 def _text_column(heading: str, key: str) -> Column[Place]:
-    return Column(heading, lambda place: _quoted(place[1][key]), numeric=False, verbatim=True)
+    def text(place: Place) -> str:  # in one line, with its line breaks escaped
+        return repr(place[1][key])[1:-1].replace("|", "¦")
 
-
-def _quoted(text: str) -> str:
-    """Return a text in one line, with its line breaks escaped."""
-    return repr(text)[1:-1].replace("|", "¦")
+    return Column(heading, text, numeric=False, verbatim=True)
 
 
 def _real_qualities(cell: Cell) -> list[ArmQuality]:
@@ -167,14 +167,8 @@ def speed_quality_chart(cell: Cell) -> Chart | None:
         chart.line([(end, y) for end in _known(speed)], f"line {style}", arm)
         chart.line([(x, end) for end in _known(kl)], f"line {style}", arm)
         where = ", on the frontier" if arm in on else ""
-        chart.dot(
-            x,
-            y,
-            style,
-            mark,
-            f"{arm}: {percent_text(x)}, KL {interval_text(kl)} nats{where}",
-            arm=arm,
-        )
+        tip = f"{arm}: {percent_text(x)}, KL {interval_text(kl)} nats{where}"
+        chart.dot(x, y, style, mark, tip, arm=arm)
     add_point_labels(chart, [(speed.estimate, kl.estimate, arm) for arm, speed, kl in points])
     return chart
 

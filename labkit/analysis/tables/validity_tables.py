@@ -1,20 +1,26 @@
-"""What a result rests on: gates, agreement of outputs, and failed runs."""
+"""What a result rests on: gates, agreement of outputs, failed runs, and every run's value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from labkit.analysis.comparison.output_identity import IdentityReport, OutputAgreement
 from labkit.analysis.document.report_parts import (
     CellSource,
     Parts,
+    Section,
     section,
     table_parts,
     table_section,
 )
 from labkit.analysis.document.table_model import Column, Table
+from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell, Failure, GateResult
-from labkit.analysis.number_format import share_pct_text
+from labkit.analysis.model.result_row import Row
+from labkit.analysis.number_format import magnitude_text, share_pct_text, significant_text
+from labkit.config import count_text
 from labkit.records import Record
 
 MEANINGS = {
@@ -23,6 +29,7 @@ MEANINGS = {
     "identical": "the arms' outputs agree as claimed",
 }
 MAX_SHOWN_LOST = 6
+MAX_VALUES = 4_000  # per cell; if a cell has more values, only its charts show them
 
 
 def gates_table(cell: Cell) -> Table[tuple[str, GateResult]]:
@@ -71,14 +78,15 @@ def agreement_table(report: IdentityReport, noun: str) -> Table[OutputAgreement]
     return Table(columns, tuple(agreements), (f"Compared with run {report.reference}.",))
 
 
-@section("Outputs")
-def outputs_section(report: CellSource) -> Parts:
-    """Show the number of outputs that agree with the reference run's."""
+def _outputs(report: CellSource) -> Parts:
     noun = _output_noun(report.cell, report.records)
     return table_parts(agreement_table(report.analysis.identity, noun))
 
 
-def _failures_table(cell: Cell, record_folder: str = "") -> Table[list[Failure]]:
+outputs_section = Section("Outputs", _outputs)
+
+
+def _failures_table(cell: Cell, record_folder: str) -> Table[list[Failure]]:
     """Return the runs that failed by themselves, with links to their records and logs.
 
     Failures that are alike are one line. The runs that such a run ended, because they shared its
@@ -87,40 +95,109 @@ def _failures_table(cell: Cell, record_folder: str = "") -> Table[list[Failure]]
     groups: dict[tuple[str, ...], list[Failure]] = {}
     lost: list[str] = []
     failed = {failure.run for failure in cell.failures}
-    for failure in cell.failures:
-        if failure.failed_by in failed:
-            lost.append(failure.run)
-            continue
-        groups.setdefault((failure.arm, failure.outcome, str(failure.detail)), []).append(failure)
+    for one in cell.failures:
+        if one.failed_by in failed:
+            lost.append(one.run)
+        else:
+            groups.setdefault((one.arm, one.outcome, str(one.detail)), []).append(one)
 
     def names(runs: list[Failure]) -> str:
         return f"{runs[0].run} and {len(runs) - 1} more" if len(runs) > 1 else runs[0].run
+
+    def record(runs: list[Failure]) -> str:
+        return f"{record_folder}runs/{runs[0].run}.json"
 
     def log(runs: list[Failure]) -> str:
         return f"{record_folder}{runs[0].log}" if runs[0].log else ""
 
     columns: tuple[Column[list[Failure]], ...] = (
         Column("arm", lambda runs: runs[0].arm, numeric=False),
-        Column(
-            "run",
-            names,
-            numeric=False,
-            link=lambda runs: f"{record_folder}runs/{runs[0].run}.json",
-        ),
+        Column("run", names, numeric=False, link=record),
         Column("outcome", lambda runs: runs[0].outcome, numeric=False),
         Column("detail", lambda runs: runs[0].detail, str, numeric=False),
         Column("log", lambda runs: runs[0].log, numeric=False, link=log),
     )
-    return Table(columns, tuple(groups.values()), (_lost_text(lost),) if lost else ())
-
-
-def _lost_text(runs: Sequence[str]) -> str:
-    shown, hidden = runs[:MAX_SHOWN_LOST], len(runs) - MAX_SHOWN_LOST
+    shown, hidden = ", ".join(lost[:MAX_SHOWN_LOST]), len(lost) - MAX_SHOWN_LOST
     more = f" and {hidden} more" if hidden > 0 else ""
-    return f"Also lost, because they shared its process: {', '.join(shown)}{more}."
+    note = f"Also lost, because they shared its process: {shown}{more}."
+    return Table(columns, tuple(groups.values()), (note,) if lost else ())
 
 
-@section("Failed runs")
-def failures_section(report: CellSource) -> Parts:
-    """Show the failed runs."""
-    return table_parts(_failures_table(report.cell, report.record_folder))
+failures_section = Section(
+    "Failed runs", lambda report: table_parts(_failures_table(report.cell, report.record_folder))
+)
+
+
+@dataclass(frozen=True)
+class ArmRuns:
+    """An arm's summary in words, and the name, value and record of each run in one row."""
+
+    arm: str
+    summary: str
+    runs: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class RowRuns:
+    """A row's index in the cell, its title, its verdicts and the runs of every arm."""
+
+    index: int
+    title: str
+    sentences: Sequence[str]
+    arms: Sequence[ArmRuns]
+
+
+@dataclass(frozen=True)
+class RunList:
+    """The runs behind the rows of a cell; HTML only.
+
+    ``has_values``: whether each run's value is shown, linked to its record.
+    """
+
+    rows: Sequence[RowRuns]
+    has_values: bool
+    kind: ClassVar[str] = "runs"
+
+
+def run_list(cell: Cell, claim: str, record_folder: str) -> RunList:
+    """Return the runs behind every measured row of a cell."""
+    phrases = cell_phrases(cell, claim)
+    rows = [
+        RowRuns(
+            index,
+            f"{row.case}, {row.metric} ({row.unit})",
+            [verdict_sentence(phrases, row, one) for one in row.comparisons],
+            list(_arm_runs(row, record_folder)),
+        )
+        for index, row in enumerate(cell.rows)
+        if row.skipped is None
+    ]
+    count = sum(len(arm.runs) for row in rows for arm in row.arms)
+    return RunList(rows, count <= MAX_VALUES)
+
+
+def _arm_runs(row: Row, record_folder: str) -> Iterator[ArmRuns]:
+    for arm, values in row.arms.items():
+        parts, one = [""], row.comparison(arm)
+        if values.n:
+            numbers = (values.median, values.q1, values.q3)
+            median, q1, q3 = (significant_text(number or 0.0, 6) for number in numbers)
+            count = count_text(values.n, "run")
+            parts = [f": median {median}, quartiles {q1} to {q3}, {count}"]
+        if one is not None and one.wins is not None:
+            parts.append(f"better in {one.wins} of {count_text(one.blocks, 'block')}")
+        if one is not None and one.mde_pct is not None:
+            parts.append(f"smallest detectable effect {magnitude_text(one.mde_pct)} %")
+        runs = [
+            (run.file.split("/")[-1], significant_text(run.value, 6), f"{record_folder}{run.file}")
+            for run in values.runs
+        ]
+        yield ArmRuns(arm, "; ".join(parts), runs)
+
+
+@section("Runs behind each number")
+def runs_section(report: CellSource) -> Parts:
+    """Show the runs behind each number."""
+    claim = report.analysis.data.arms[0].identity
+    runs = run_list(report.cell, claim, report.record_folder)
+    return [runs] if runs.rows else []

@@ -75,11 +75,9 @@ def clip_records(cell: Cell, records: Sequence[Record]) -> Clips:
     for record in records:
         for case in record.cases if record.ok and record.arm in arms else ():
             if "video" in case.known_notes and case.outputs is not None:
-                picks = ArmPicks(
-                    case.outputs["picks"],
-                    case.known_notes["video"],
-                    case.known_notes.get("evidence", {}),
-                )
+                notes = case.known_notes
+                evidence = notes.get("evidence", {})
+                picks = ArmPicks(case.outputs["picks"], notes["video"], evidence)
                 by_clip.setdefault(case.case, {}).setdefault(record.arm, picks)
     return by_clip
 
@@ -99,10 +97,10 @@ def decode_times_table(cell: Cell, records: Sequence[Record]) -> Table[Row]:
         times = {case: arms[arm] for case, arms in published.items() if arm in arms}
         if times:
             columns.append(Column(f"published: {arm} (ms)", _published_time(times)))
-    notes = [
+    notes = (
         "One request: open, pick, decode, convert. Medians over runs.",
         *_throughput_notes(cell),
-    ]
+    )
     return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
 
 
@@ -166,22 +164,16 @@ def visible_events_table(cell: Cell, records: Sequence[Record]) -> Table[ClipAnd
         *(Column(arm, _visible_share(clips, arm)) for arm in cell.real_arms),
     ]
     answered = any("answers" in record.known_notes for record in records)
-    return Table(
-        tuple(columns), tuple(lines), (EVENTS_NOTE, *([] if answered else [NO_MODEL_NOTE]))
-    )
+    notes = (EVENTS_NOTE,) if answered else (EVENTS_NOTE, NO_MODEL_NOTE)
+    return Table(tuple(columns), tuple(lines), notes)
 
 
 def _visible_share(clips: Clips, arm: str) -> Callable[[ClipAndEvent], str]:
     def value(line: ClipAndEvent) -> str:
         clip, kind = line
-        names = [clip] if clip in clips else list(clips)
-        counts = [
-            counts
-            for name in names
-            if (picks := clips[name].get(arm)) is not None
-            for key, counts in picks.evidence.items()
-            if kind in (key, ALL_EVENTS)
-        ]
+        own = [clips[name].get(arm) for name in ([clip] if clip in clips else clips)]
+        known = [pair for picks in own if picks is not None for pair in picks.evidence.items()]
+        counts = [counts for key, counts in known if kind in (key, ALL_EVENTS)]
         planted = sum(c["planted"] for c in counts)
         if not planted:
             return ""
@@ -252,13 +244,8 @@ def picks_charts(cell: Cell, clips: Clips) -> Iterator[tuple[str, Chart]]:
         yield clip, chart
 
 
-decode_times_section = table_section("Decode times by clip", decode_times_table)
-clip_work_section = table_section("Decoding work per request", clip_work_table)
-visible_events_section = table_section("Visible events", visible_events_table, answers_table)
-
-
 @section("Picked frames")
-def picked_frames_section(report: CellSource) -> Parts:
+def _picked_frames_section(report: CellSource) -> Parts:
     """Show which frames every arm picks."""
     clips = clip_records(report.cell, report.records)
     charts = [
@@ -267,3 +254,11 @@ def picked_frames_section(report: CellSource) -> Parts:
     ]
     picture = PictureFile(report.cell.stem("picks"), "Picked frames", charts)
     return [*charts, picture] if charts else []
+
+
+VIDEO_SECTIONS = (
+    table_section("Decode times by clip", decode_times_table),
+    table_section("Decoding work per request", clip_work_table),
+    _picked_frames_section,
+    table_section("Visible events", visible_events_table, answers_table),
+)

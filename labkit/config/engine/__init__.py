@@ -135,7 +135,6 @@ class TensorParallel(Group, place="engine.parallel"):
 
     @property
     def single_process(self) -> bool:
-        """Whether one process computes everything."""
         return self.size == 1
 
 
@@ -284,7 +283,6 @@ class Engine(Group, place="engine"):
         return min(rows, self.scheduler.max_num_batched_tokens)
 
     def _check_preset(self, layout: KVLayout) -> None:
-        """Check that a preset's options match its name and are supported by its KV layout."""
         require(
             self.kv.layout is layout,
             f"engine.kv.layout={self.kv.layout.value}: engine.name={self.name} has "
@@ -308,16 +306,12 @@ class Engine(Group, place="engine"):
             f"engine.kv.block_size={size}: the kernels of engine.attention.device={device.value} "
             f"read blocks of up to {GPU_BLOCK_SIZE} tokens; set {GPU_BLOCK_SIZE} or less",
         )
-        static = self.scheduler.admission is Admission.static
+        admission, other = self.scheduler.admission, {"naive": "padded", "padded": "naive"}
+        runs = Admission.static if self.name == "naive" else Admission.continuous
         require(
-            static or self.name != "naive",
-            "engine.scheduler.admission=continuous: engine.name=naive runs static batches; set "
-            "engine=padded",
-        )
-        require(
-            not static or self.name != "padded",
-            "engine.scheduler.admission=static: engine.name=padded runs continuous batches; set "
-            "engine=naive",
+            admission is runs or self.name not in other,
+            f"engine.scheduler.admission={admission.value}: engine.name={self.name} runs "
+            f"{runs.value} batches; set engine={other.get(self.name)}",
         )
         require(
             layout is not KVLayout.padded or self.scheduler.composition is Composition.split,
@@ -328,7 +322,6 @@ class Engine(Group, place="engine"):
             self._check_blockless(layout)
 
     def _check_window_pools(self) -> None:
-        """Refuse what needs blocks that ``engine.kv.window_pools`` has freed."""
         where = "engine.kv.window_pools=true"
         require(
             self.prefix_cache is PrefixCache.none,
@@ -342,20 +335,17 @@ class Engine(Group, place="engine"):
         )
 
     def _check_forward(self) -> None:
-        """Refuse what needs the rows of all requests in one forward."""
         where = "engine.forward=per_request"
         require(
             self.name not in PRESET_LAYOUTS or self.kv.layout is not KVLayout.padded,
             f"{where}: engine.kv.layout=padded has all requests in one array; set "
             "engine=contiguous or engine=paged",
         )
-        for key, (choice, reason) in {
-            "speculation": (self.speculation, "drafts are verified in one forward; set none"),
-            "decode_shape": (self.decode_shape, "a single request is not padded; set exact"),
-        }.items():
-            require(
-                choice.value in ("none", "exact"), f"{where}: engine.{key}={choice.value}: {reason}"
-            )
+        self._need_defaults(
+            where,
+            speculation="drafts are verified in one forward",
+            decode_shape="a single request is not padded",
+        )
         require(
             self.parallel.single_process,
             f"{where}: engine.parallel.size={self.parallel.size}: ranks run one forward for all "
@@ -363,7 +353,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_dtype(self) -> None:
-        """Refuse half precision if the model runs on NumPy."""
         attention = self.attention
         on_numpy = attention.device is Device.cpu and attention.backend in ("fused", "reference")
         require(
@@ -374,7 +363,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_activations(self) -> None:
-        """Refuse int8 activations if labkit's own kernels do not multiply quantised weights."""
         where, device = "engine.activations=int8", self.attention.device
         require(
             self.weights is Weights.model,
@@ -393,7 +381,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_kv_dtype(self) -> None:
-        """Refuse a KV cache in less than float32 if the attention backend cannot read it."""
         where, attention = f"engine.kv.dtype={self.kv.dtype.value}", self.attention
         if self.kv.dtype is KVDType.float32:
             return
@@ -411,29 +398,14 @@ class Engine(Group, place="engine"):
         )
 
     def _check_blockless(self, layout: KVLayout) -> None:
-        """Refuse options that need KV blocks, which ``layout`` does not have."""
-        rules = {
-            "prefix_cache": (self.prefix_cache, "has no KV blocks to share; leave it none"),
-            "decode_shape": (
-                self.decode_shape,
-                "has no null block for padding rows; leave it exact",
-            ),
-            "speculation": (
-                self.speculation,
-                "has no KV blocks to verify drafts in; leave it none",
-            ),
-            "scheduler.reservation": (
-                self.scheduler.reservation,
-                "reserves a request's memory in full; leave it full",
-            ),
-            "pipeline": (self.pipeline, "reallocates the KV cache between steps; leave it sync"),
-        }
-        defaults = ("none", "exact", "full", "sync")
-        for key, (choice, reason) in rules.items():
-            require(
-                choice.value in defaults,
-                f"engine.{key}={choice.value}: engine.kv.layout={layout.value} {reason}",
-            )
+        for group, name, reason in (
+            (self, "prefix_cache", "has no KV blocks to share"),
+            (self, "decode_shape", "has no null block for padding rows"),
+            (self, "speculation", "has no KV blocks to verify drafts in"),
+            (self.scheduler, "reservation", "reserves a request's memory in full"),
+            (self, "pipeline", "reallocates the KV cache between steps"),
+        ):
+            group.require_default(name, f"engine.kv.layout={layout.value} {reason}")
 
     def _check_invariance(self) -> None:
         where, attention = "engine.batch_invariant=true", self.attention
@@ -468,7 +440,6 @@ class Engine(Group, place="engine"):
         )
 
     def _check_parallel(self) -> None:
-        """Refuse options that tensor parallelism does not support."""
         where, attention = f"engine.parallel.size={self.parallel.size}", self.attention
         require(
             self.name not in PRESET_LAYOUTS or self.kv.layout is KVLayout.paged,
@@ -495,15 +466,18 @@ class Engine(Group, place="engine"):
             self.memory_limit is None,
             f"{where}: engine.memory_limit={self.memory_limit} limits one process; leave it null",
         )
-        for key, (choice, reason) in {
-            "speculation": (self.speculation, "not supported with several ranks; set none"),
-            "pipeline": (self.pipeline, "ranks synchronise between steps; set sync"),
-            "decode_shape": (self.decode_shape, "ranks do not pad steps; set exact"),
-        }.items():
-            require(
-                choice.value in ("none", "sync", "exact"),
-                f"{where}: engine.{key}={choice.value}: {reason}",
-            )
+        self._need_defaults(
+            where,
+            speculation="not supported with several ranks",
+            pipeline="ranks synchronise between steps",
+            decode_shape="ranks do not pad steps",
+        )
+
+    def _need_defaults(self, where: str, **reasons: str) -> None:
+        """Refuse choices other than the defaults of some options, each for its reason."""
+        for name, reason in reasons.items():
+            value, default = (override_text(getattr(one, name)) for one in (self, Engine))
+            require(value == default, f"{where}: engine.{name}={value}: {reason}; set {default}")
 
     def _check_external(self) -> None:
         """Check that every option which only labkit's own engine has is at its default."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
 from labkit.config.engine.openai_server import PRESETS
 from labkit.config.option import ReadBy
-from labkit.config.option_index import find_option, option_groups
+from labkit.config.option_index import find_option, option_groups, value_of
 from labkit.config.serialization import to_plain
 
 
@@ -21,7 +22,7 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
     its units served one query head of each of several KV heads. An option that the rest of the
     config does not read is left out unless an override ``named`` it: it is a former default.
     """
-    found = _copied(config)
+    found = deepcopy(dict(config))
     engine = found.get("engine") or {}
     attention, server = (engine.get(group) or {} for group in ("attention", "server"))
     if attention.get("gqa_sharing") is True:
@@ -32,12 +33,13 @@ def with_present_names(config: Mapping[str, Any], named: Collection[str] = ()) -
     preset = PRESETS.get(server.get("preset", ""))
     if preset is not None and server.get("start_timeout_s") == preset.start_timeout_s:
         server["start_timeout_s"] = None
-    for path, by, read_by in _conditions():
-        choice = _value(found, by)
-        if choice is not ... and choice not in read_by and ".".join(path) not in named:
-            group = _value(found, path[:-1])
+    for key, read_by in _conditions():
+        choice = value_of(found, read_by.key, ...)
+        if choice is not ... and choice not in read_by and key not in named:
+            place, _, name = key.rpartition(".")
+            group = value_of(found, place)
             if isinstance(group, dict):
-                group.pop(path[-1], None)
+                group.pop(name, None)
     return found
 
 
@@ -46,9 +48,9 @@ def with_former_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Warm caches are hot there: every launch follows one of the same arm.
     """
-    found = _copied(config)
-    if _value(found, ("workload", "state")) == "warm":
-        found["workload"]["state"] = "hot"
+    found = dict(config)
+    if value_of(found, "workload.state") == "warm":
+        found["workload"] = {**found["workload"], "state": "hot"}
     return found
 
 
@@ -68,26 +70,13 @@ def other_meanings(config: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _copied(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in config.items()}
-
-
-def _value(config: Mapping[str, Any], path: Sequence[str]) -> Any:
-    """Return an option's value or a group; ``...`` if the config has neither."""
-    value: Any = config
-    for name in path:
-        value = value.get(name, ...) if isinstance(value, Mapping) else ...
-    return value
-
-
 @cache
-def _conditions() -> tuple[tuple[tuple[str, ...], tuple[str, ...], ReadBy], ...]:
-    """Return each option that another one may leave unread, and that one, as paths."""
-    options = (entry for group in option_groups() for entry in group.entries)
+def _conditions() -> list[tuple[str, ReadBy]]:
+    """Return each option that another one may leave unread, and when it is read."""
     found = []
-    for key, by in ((entry.key, entry.option.read_by) for entry in options):
-        if by is not None and "." in by.key and "[]" not in key:
+    for entry in (entry for group in option_groups() for entry in group.entries):
+        by = entry.option.read_by
+        if by is not None and "." in by.key and "[]" not in entry.key:
             choices = tuple(getattr(choice, "value", choice) for choice in by.choices)
-            paths = tuple(key.split(".")), tuple(by.key.split("."))
-            found.append((*paths, ReadBy(by.key, choices)))
-    return tuple(found)
+            found.append((entry.key, ReadBy(by.key, choices)))
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from labkit.config.option import Group, ReadBy, option
-from labkit.config.requests import MAX_LENGTH_TOKENS
+from labkit.config.requests import length_option
 
 MAX_STATE_SNAPSHOTS = 1 << 16
 
@@ -101,21 +101,15 @@ class KV(Group, place="engine.kv"):
         unit="snapshots",
         null_means="engine.scheduler.max_num_seqs",
     )
-    set_aside: int | None = option(
+    set_aside: int | None = length_option(
         None,
         "KV memory reserved for every request when it starts, regardless of its length.",
-        ge=1,
-        le=MAX_LENGTH_TOKENS,
-        unit="tokens",
         null_means="a cache that grows",
         read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
     )
-    growth_step: int = option(
+    growth_step: int = length_option(
         256,
         "Tokens by which a request's cache grows when it is full; every growth copies the cache. "
         "256: as mlx_lm's caches grow; 1: one row per token.",
-        ge=1,
-        le=MAX_LENGTH_TOKENS,
-        unit="tokens",
         read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
     )

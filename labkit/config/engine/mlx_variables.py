@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from labkit.config.option import GPU, Group, option
 
 MLX_DEFAULT = "MLX's own choice"
+mlx_option = partial(option, None, null_means=MLX_DEFAULT, mlx_lm=True)
 
 
 @dataclass
@@ -16,64 +18,44 @@ class Mlx(Group, place="engine.mlx"):
     Source: MLX's documentation, "Environment Variables" (MLX 0.32).
     """
 
-    tf32: bool | None = option(
-        None,
+    tf32: bool | None = mlx_option(
         "Allow TF32 (reduced precision) in float32 matrix products.",
         null_means=f"{MLX_DEFAULT} (on)",
-        mlx_lm=True,
         gpu=GPU.any,
     )
-    max_ops_per_buffer: int | None = option(
-        None,
+    max_ops_per_buffer: int | None = mlx_option(
         "Operations per command buffer before it is committed.",
         ge=1,
         le=100_000,
         unit="operations",
-        null_means=MLX_DEFAULT,
-        mlx_lm=True,
         gpu=GPU.any,
     )
-    max_mb_per_buffer: int | None = option(
-        None,
+    max_mb_per_buffer: int | None = mlx_option(
         "Megabytes of inputs per command buffer before it is committed.",
         ge=1,
         le=1_000_000,
         unit="MB",
-        null_means=MLX_DEFAULT,
-        mlx_lm=True,
         gpu=GPU.any,
     )
-    fast_synch: bool | None = option(
-        None,
-        "Fast synchronisation between CPU and GPU (macOS 15).",
-        null_means=MLX_DEFAULT,
-        mlx_lm=True,
-        gpu=GPU.metal,
+    fast_synch: bool | None = mlx_option(
+        "Fast synchronisation between CPU and GPU (macOS 15).", gpu=GPU.metal
     )
-    sdpa_blocks: int | None = option(
-        None,
+    sdpa_blocks: int | None = mlx_option(
         "Partitions of the keys in MLX's scaled_dot_product_attention for one query, rounded up to "
         "a multiple of 32.",
         ge=1,
         le=1024,
         unit="partitions",
-        null_means=MLX_DEFAULT,
-        mlx_lm=True,
         gpu=GPU.metal,
     )
-    bfs_max_width: int | None = option(
-        None,
+    bfs_max_width: int | None = mlx_option(
         "Maximum width of MLX's breadth-first traversal of the graph, beyond which it goes depth "
         "first.",
         ge=1,
         le=100_000,
         unit="operations",
-        null_means=MLX_DEFAULT,
-        mlx_lm=True,
     )
-    compile: bool | None = option(
-        None, "Enable mx.compile.", null_means=f"{MLX_DEFAULT} (on)", mlx_lm=True
-    )
+    compile: bool | None = mlx_option("Enable mx.compile.", null_means=f"{MLX_DEFAULT} (on)")
 
     def environment(self) -> dict[str, str]:
         values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}

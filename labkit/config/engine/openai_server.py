@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from urllib.parse import urlsplit
 
 from labkit.config.env_interpolation import EnvironmentText
@@ -146,33 +147,31 @@ PRESETS = {
     "other": ServerPreset(""),
 }
 SERVED = ReadBy("engine.name", ("openai",))
+server_option = partial(option, read_by=SERVED)
 
 
 @dataclass
 class OpenAIServer(Group, place="engine.server"):
     """OpenAI-compatible server that is measured over HTTP (engine=openai)."""
 
-    preset: str = option(
+    preset: str = server_option(
         "mlx_lm",
         "Known server, whose start command, prompt format and way to ignore the end token apply "
         "(docs/opponents.md).",
         choices=tuple(PRESETS),
-        read_by=SERVED,
     )
-    command: str | None = option(
+    command: str | None = server_option(
         None,
         "Command that starts the server, anew for every run; {port}, {model}, {gguf}, {python}, "
         "{threads} and {labkit} are filled in.",
         null_means="the preset's",
-        read_by=SERVED,
     )
-    args: str = option("", "Arguments that are appended to the command.", read_by=SERVED)
-    python: str | None = option(
+    args: str = server_option("", "Arguments that are appended to the command.")
+    python: str | None = server_option(
         None,
         "Python interpreter for {python}; a preset that starts a package's script (omlx, "
         "vllm_metal) starts the one beside it.",
         null_means="labkit's own",
-        read_by=SERVED,
     )
     requirements: list[str] = option(
         factory=list,
@@ -181,53 +180,45 @@ class OpenAIServer(Group, place="engine.server"):
         "has some), unless python or command is set.",
         read_by=SERVED,
     )
-    float32: bool = option(
+    float32: bool = server_option(
         False,
         "Fill in {model} with the same weights as float32, for a server that would compute with "
         "the quantised ones.",
-        read_by=SERVED,
     )
-    url: str | None = option(
+    url: str | None = server_option(
         None,
         "URL of a running server, such as http://127.0.0.1:8000, to use instead of starting one.",
         null_means="a server that is started",
-        read_by=SERVED,
     )
-    api_key: str | None = option(
+    api_key: str | None = server_option(
         None,
         "API key that requests send (Authorization: Bearer), named by an environment variable: "
         "'${oc.env:NAME}'. The study's files hold this expression, never the value.",
         null_means="no key",
-        read_by=SERVED,
     )
-    pause: bool = option(
+    pause: bool = server_option(
         False,
         "Stop the processes of the server at engine.server.url (SIGSTOP) during the turns of the "
         "other arms, so that it can take part in a study with design.isolation=live.",
-        read_by=SERVED,
     )
-    model: str | None = option(
-        None, "Model name in requests.", null_means="the preset's", read_by=SERVED
-    )
+    model: str | None = server_option(None, "Model name in requests.", null_means="the preset's")
     api: Api = option(Api.completions, read_by=SERVED)
-    start_timeout_s: float | None = option(
+    start_timeout_s: float | None = server_option(
         None,
         "Timeout from the start command to the first generated token.",
         gt=0,
         le=3600,
         unit="seconds",
         null_means="the preset's: 900 for vllm, else 300",
-        read_by=SERVED,
     )
-    silence_s: float = option(
+    silence_s: float = server_option(
         120.0,
         "Time without an event after which a stream counts as failed.",
         gt=0,
         le=3600,
         unit="seconds",
-        read_by=SERVED,
     )
-    most_late_ms: float = option(
+    most_late_ms: float = server_option(
         50.0,
         "Maximum delay of the client (99th percentile of its event loop's lag, of late sends, or "
         "of its own share of TTFT); beyond it the block counts as disturbed and, if it happens in "
@@ -235,7 +226,6 @@ class OpenAIServer(Group, place="engine.server"):
         gt=0,
         le=10_000,
         unit="milliseconds",
-        read_by=SERVED,
     )
 
     def __post_init__(self) -> None:
@@ -317,10 +307,8 @@ class OpenAIServer(Group, place="engine.server"):
 
     @property
     def start_limit_s(self) -> float:
-        """The limit on the server's start, in seconds."""
-        if self.start_timeout_s is not None:
-            return self.start_timeout_s
-        return self.server_preset.start_timeout_s
+        chosen = self.start_timeout_s
+        return self.server_preset.start_timeout_s if chosen is None else chosen
 
     @property
     def command_line(self) -> str:
@@ -354,7 +342,6 @@ class OpenAIServer(Group, place="engine.server"):
         return after[0] if after and after[0].endswith(".py") else None
 
     def check_startable(self) -> None:
-        """Raise ``ConfigError`` if the server has neither a start command nor a URL."""
         require(
             self.url is not None or bool(self.command or self.server_preset.command),
             f"engine.server.preset={self.preset} has no start command; start the server "
@@ -369,5 +356,5 @@ def _placeholder_names(command: str) -> list[str]:
     try:
         return [name for _, name, _, _ in Formatter().parse(command) if name is not None]
     except ValueError as error:
-        require(False, f"engine.server.command: {error}; write {{{{ for a literal brace")
-        return []
+        text = f"engine.server.command: {error}; write {{{{ for a literal brace"
+        raise ConfigError(text) from None

@@ -103,9 +103,10 @@ class Scheduler(Group, place="engine.scheduler"):
     )
     queue: str = option(
         "fcfs",
-        "Order of waiting requests; of the running ones the last in it is preempted first. A class "
-        "of your own may also hold requests back, choose whom to preempt, and order the phases of "
-        "a step (docs/extending.md).",
+        "Order of waiting requests; of the running ones the last in it is preempted first. "
+        "priority: by the number that a server's client or LLM gives a request (docs/server.md), "
+        "so a study refuses it. A class of your own may also hold requests back, choose whom to "
+        "preempt, and order the phases of a step (docs/extending.md).",
         choices=QUEUES,
         class_path=True,
     )
@@ -136,6 +137,11 @@ class Scheduler(Group, place="engine.scheduler"):
             self._check_shrinking()
         if self.prefill_floor is not None:
             self._check_floor(self.prefill_floor)
+
+    @property
+    def takes_priorities(self) -> bool:
+        """Whether the queue may read the requests' priorities, as a user's class may."""
+        return self.queue != "fcfs"
 
     @property
     def max_step_tokens(self) -> int:

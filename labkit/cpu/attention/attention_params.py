@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 from labkit.cpu.precision.pool_elements import MARKER_DTYPES
 from labkit.cpu.runtime.address_views import StructType, address_of
+from labkit.cpu.runtime.jit import c_function
 from labkit.cpu.simd.simd_emitter import LOG2E
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
@@ -52,18 +54,27 @@ def params_type(params: np.dtype[Any]) -> StructType:
     return StructType(f"AttentionParams_{params['kv_dtype_marker']}", params)
 
 
-class Partials(NamedTuple):
-    """The partial results of split-KV's partitions, which ``kernel_entry_points.reduce`` merges."""
+def compile_body(function: Any, pool_dtype: np.dtype[Any]) -> int:
+    """Compile the arithmetic of a unit (or load it from numba's cache) and return its address.
 
-    sums: NDArray[np.float32]  # [total_q, num_q_heads, partitions, head_dim]
-    states: NDArray[np.float32]  # [..., 2]: running maximum (base 2) and softmax sum
+    ``function`` becomes a C function of int64. Its first parameter points to a struct of
+    ``PARAMS_DTYPES``, for pools of this dtype; six others follow. It returns an int64.
+    """
+    params = types.CPointer(params_type(PARAMS_DTYPES[pool_dtype]))
+    return int(c_function(types.int64(params, *[types.int64] * 6))(function).address)
 
 
-def partials(q: NDArray[np.float32], partitions: int) -> Partials:
-    """Allocate memory for the partial results of every query token, head and partition."""
+def partials(
+    q: NDArray[np.float32], partitions: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Allocate the partial results of split-KV's partitions, which ``reduce`` merges.
+
+    They are the sums [total_q, num_q_heads, partitions, head_dim], and the states [..., 2]: running
+    maximum (base 2) and softmax sum.
+    """
     tokens, heads, head_dim = q.shape
     rows = (tokens, heads, partitions)
-    return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
+    return np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32)
 
 
 def pack(

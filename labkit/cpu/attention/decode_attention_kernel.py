@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, types
+from numba import carray
 
 from labkit.cpu.attention.attention_intrinsics import TILE_KEYS
-from labkit.cpu.attention.attention_params import PARAMS_DTYPES, params_type
+from labkit.cpu.attention.attention_params import compile_body
 from labkit.cpu.attention.decode_attention_microkernels import (
     RUN_KEYS,
     add_value,
@@ -36,7 +36,7 @@ from labkit.cpu.attention.online_softmax import (
     start_rows,
     store_partial_rows,
 )
-from labkit.cpu.runtime.jit import c_function, inlined, inner
+from labkit.cpu.runtime.jit import inlined, inner
 from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES
 
@@ -274,41 +274,23 @@ def block_count(params: Any, begin: int, end: int) -> int:
 def body(pool_dtype: np.dtype[Any], plain: bool = True) -> int:
     """Compile the body of decode units (or load it from numba's cache) and return its address.
 
-    Parameters
-    ----------
-    pool_dtype
-        The NumPy dtype of the KV pools.
-    plain
-        True: units attend to all keys of the window (``attend``). False: ``attend_part``.
+    ``pool_dtype`` is the NumPy dtype of the KV pools. If ``plain``, units attend to all keys of
+    the window (``attend``), else ``attend_part`` is compiled.
 
-    The body is a C function ``int64 (params *, memory, sequence, q_head, partition, token, high)``,
-    whose arguments are int64. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
-    ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
+    The body is a C function ``int64 (params *, memory, sequence, q_head, partition, token, high)``
+    as in ``compile_body``. ``memory`` is the address of ``scratch_bytes`` bytes. The function
+    returns the number of KV blocks visited.
     """
-    signature = types.int64(
-        types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6
-    )
-    compiled = c_function(signature)(_decode if plain else _part)
-    return int(compiled.address)
+    return compile_body(_decode if plain else _part, pool_dtype)
 
 
-def _decode(
-    params_pointer: Any, memory: int, sequence: int, q_head: int, _: int, token: int, high: int
-) -> int:
+def _decode(params_pointer, memory, sequence, q_head, _, token, high):  # type: ignore[no-untyped-def]
     params = carray(params_pointer, 1)[0]
     scratch, unit = _begin_unit(params, memory, sequence, q_head, token, high)
     return attend(params, scratch, unit)
 
 
-def _part(
-    params_pointer: Any,
-    memory: int,
-    sequence: int,
-    q_head: int,
-    partition: int,
-    token: int,
-    high: int,
-) -> int:
+def _part(params_pointer, memory, sequence, q_head, partition, token, high):  # type: ignore[no-untyped-def]
     params = carray(params_pointer, 1)[0]
     scratch, unit = _begin_unit(params, memory, sequence, q_head, token, high)
     return attend_part(params, scratch, unit, partition)

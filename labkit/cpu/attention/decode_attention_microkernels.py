@@ -11,12 +11,10 @@ from typing import Any
 
 from numba import types
 
-from labkit.cpu.precision.pool_elements import PoolElement, element_type
-from labkit.cpu.precision.quantized_kv_registers import QuantizedType
+from labkit.cpu.precision.pool_elements import PoolElement, QuantizedType, element_type
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.jit import intrinsic
 from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
-from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter, emitted
 
 RUN_KEYS = 4  # adjacent keys or values that are read together
 # Query rows that are multiplied by each run: as many as fit the registers. Quantised keys are read
@@ -31,15 +29,10 @@ def _max_rows(element: PoolElement, keys: int) -> int:
     return _MAX_ROWS if isinstance(element, QuantizedType) else _RUN_ROWS
 
 
-@intrinsic
-def run_rows(typing_context: Any, params: Any) -> Any:
+@emitted(types.int64, params=None)
+def run_rows(code: Emitter, params: Any) -> Any:
     """Return the largest number of rows of ``dot_run`` and ``add_value_run``."""
-    rows = _max_rows(element_type(params), RUN_KEYS)
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return I64(rows)
-
-    return types.int64(params), emit
+    return I64(_max_rows(element_type(params), RUN_KEYS))
 
 
 class _Keys:
@@ -80,34 +73,15 @@ def _intrinsic(emit_rows: Callable[[Emitter, int, _Keys, Any, list[Any]], None],
     ``ahead`` of ``_Keys``; and the vectors per key.
     """
 
-    @intrinsic
-    def product(
-        typing_context: Any,
-        params: Any,
-        rows: Any,
-        sums: Any,
-        pitch: Any,
-        other: Any,
-        width: Any,
-        key: Any,
-        stride: Any,
-        vectors: Any,
-        ahead: Any,
-    ) -> Any:
-        element = element_type(params)
+    @emitted(params=None)
+    def product(code, params, rows, sums, pitch, other, width, key, stride, vectors, ahead):  # type: ignore[no-untyped-def]
+        element, addresses = element_type(params), [sums, pitch, other, width]
 
-        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = Emitter(builder)
-            _, rows, *addresses, key, stride, vectors, ahead = arguments
+        def emit_height(height: int) -> None:
+            block = _Keys(code, element, keys, key, stride, ahead)
+            emit_rows(code, height, block, vectors, addresses)
 
-            def emit_height(height: int) -> None:
-                block = _Keys(code, element, keys, key, stride, ahead)
-                emit_rows(code, height, block, vectors, addresses)
-
-            code.switch(rows, range(1, _max_rows(element, keys) + 1), emit_height)
-            return context.get_dummy_value()
-
-        return types.void(params, *[types.int64] * 9), emit
+        code.switch(rows, range(1, _max_rows(element, keys) + 1), emit_height)
 
     return product
 
@@ -179,28 +153,21 @@ dot_run, add_value_run = _intrinsic(_emit_dots, RUN_KEYS), _intrinsic(_emit_add_
 dot_key, add_value = _intrinsic(_emit_dots, 1), _intrinsic(_emit_add_values, 1)
 
 
-@intrinsic
-def sum_lanes(typing_context: Any, scores: Any, sums: Any) -> Any:
+@emitted()
+def sum_lanes(code: Emitter, scores: Any, sums: Any) -> None:
     """Sum the lanes of each of ``LANES`` vectors, and write the ``LANES`` results.
 
     ``sums`` is the address of the vectors, ``scores`` that of the results. The lanes of every
     vector are added in the same order.
     """
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        scores, sums = arguments
-        vectors = [code.load(sums, VECTOR_BYTES * i) for i in range(LANES)]
-        width = LANES // 2  # partial sums of each vector after this step
-        while width:
-            low = [i // width * 2 * width + i % width for i in range(LANES)]
-            high = [i + width for i in low]
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [
-                builder.fadd(code.shuffle(a, b, low), code.shuffle(a, b, high)) for a, b in pairs
-            ]
-            width //= 2
-        code.store(vectors[0], scores)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 2), emit
+    vectors = [code.load(sums, VECTOR_BYTES * i) for i in range(LANES)]
+    width = LANES // 2  # partial sums of each vector after this step
+    while width:
+        low = [i // width * 2 * width + i % width for i in range(LANES)]
+        high = [i + width for i in low]
+        vectors = [
+            code.builder.fadd(code.shuffle(a, b, low), code.shuffle(a, b, high))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        width //= 2
+    code.store(vectors[0], scores)

@@ -225,29 +225,17 @@ def tiled(lookup: Any, *arguments: Any) -> None:
 @kernel
 def reduce(
     nonce: int,
-    resolver: int,
-    sums: NDArray[Any],
-    states: NDArray[Any],
-    sinks: NDArray[Any],
-    out: NDArray[Any],
+    resolver: int,  # a value of ``RESOLVER_IDS``, for the stamp
+    sums: NDArray[Any],  # float32 [tokens, heads, partitions, head_dim]: sums of weighted values
+    states: NDArray[Any],  # float32 [..., 2]: running maximum (base 2) and softmax sum
+    sinks: NDArray[Any],  # float32 [heads], in base 2, or [0] without sinks
+    out: NDArray[Any],  # float32 [tokens, heads, head_dim]
     counters: NDArray[Any],
 ) -> None:
     """Merge the partitions' results for every query token and head: the second step of split-KV.
 
-    Parameters
-    ----------
-    nonce, counters
-        As in ``AttentionLaunch``.
-    resolver
-        A value of ``RESOLVER_IDS``, for the stamp.
-    sums, states
-        float32 [tokens, heads, partitions, head_dim]: the sums of weighted values, and
-        float32 [tokens, heads, partitions, 2]: running maximum (base 2) and softmax sum.
-    sinks
-        float32 [heads], in base 2, or [0] without sinks. Sinks are added here and not in the
-        partitions, because a sink counts once per query.
-    out
-        float32 [tokens, heads, head_dim].
+    ``nonce`` and ``counters`` are as in ``AttentionLaunch``. Sinks are added here and not in the
+    partitions, because a sink counts once per query.
     """
     workers = len(counters) - 1
     tokens, heads, partitions, head_dim = sums.shape

@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, types
+from numba import carray
 
 from labkit.cpu.attention.attention_intrinsics import TILE_KEYS, copy_widened, store_int64
-from labkit.cpu.attention.attention_params import PARAMS_DTYPES, params_type
+from labkit.cpu.attention.attention_params import compile_body
 from labkit.cpu.attention.online_softmax import (
     Scratch,
     divide_scratch,
@@ -39,7 +39,7 @@ from labkit.cpu.matmul.microkernels import (
     scores_tile,
     transpose_strip,
 )
-from labkit.cpu.runtime.jit import c_function, inner
+from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.register_tile_sizes import LANES
 
 SCORE_KEYS = LANES * SCORE_VECTORS  # keys in a register tile of scores
@@ -190,10 +190,7 @@ def score_rows(params: Any, scratch: Scratch, row: int, count: int, low: int, hi
     for key in range(low // SCORE_KEYS * SCORE_KEYS, high, SCORE_KEYS):
         keys = tile.keys + 4 * key
         for i in range(row, row + count, SCORE_ROWS):
-            scores, queries = (
-                scratch.scores + pitch * i + 4 * key,
-                scratch.queries + width * i,
-            )
+            scores, queries = scratch.scores + pitch * i + 4 * key, scratch.queries + width * i
             scores_tile(scores, pitch, queries, width, keys, pitch, steps, tile.spill)
 
 
@@ -273,49 +270,29 @@ def add_values(params: Any, scratch: Scratch, row: int, count: int, begin: int, 
 def body(pool_dtype: np.dtype[Any], window_skip: bool = True) -> int:
     """Compile the body of tiled units (or load it from numba's cache) and return its address.
 
-    Parameters
-    ----------
-    pool_dtype
-        The NumPy dtype of the KV pools.
-    window_skip
-        Whether keys before the window are skipped (``attend``) or computed (``attend_masked``).
+    ``pool_dtype`` is the NumPy dtype of the KV pools, ``window_skip`` whether keys before the
+    window are skipped (``attend``) or computed (``attend_masked``).
 
-    The body is a C function ``int64 (params *, memory, sequence, q_head, token, tokens, high)``
-    with int64 arguments. ``params`` points to a struct of ``PARAMS_DTYPES``, ``memory`` to
-    ``scratch_bytes`` bytes. The function returns the number of KV blocks visited.
+    The body is a C function ``int64 (params *, memory, sequence, q_head, token, tokens, high)`` as
+    in ``compile_body``. ``memory`` is the address of ``scratch_bytes`` bytes. The function returns
+    the number of KV blocks visited.
     """
-    signature = types.int64(
-        types.CPointer(params_type(PARAMS_DTYPES[pool_dtype])), *[types.int64] * 6
-    )
-    function = _tiled if window_skip else _masked
-    compiled = c_function(signature)(function)
-    return int(compiled.address)
+    return compile_body(_tiled if window_skip else _masked, pool_dtype)
 
 
-def _tiled(
-    params_pointer: Any, memory: int, sequence: int, q_head: int, token: int, tokens: int, high: int
-) -> int:
+def _tiled(params_pointer, memory, sequence, q_head, token, tokens, high):  # type: ignore[no-untyped-def]
     params, blocks = carray(params_pointer, 1)[0], 0
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    for first in range(q_head, q_head + heads_per_unit(params), params.group):
+    for first in range(q_head, q_head + params.group * params.kv_heads_per_unit, params.group):
         unit = TiledUnit(sequence, first, first // params.group_stride, token, tokens, high)
         blocks += attend(params, scratch, unit)
     return blocks
 
 
-def _masked(
-    params_pointer: Any, memory: int, sequence: int, q_head: int, token: int, tokens: int, high: int
-) -> int:
+def _masked(params_pointer, memory, sequence, q_head, token, tokens, high):  # type: ignore[no-untyped-def]
     params, blocks = carray(params_pointer, 1)[0], 0
     scratch = divide_scratch(memory, padded_rows(tokens * params.group), params.head_dim)
-    for first in range(q_head, q_head + heads_per_unit(params), params.group):
+    for first in range(q_head, q_head + params.group * params.kv_heads_per_unit, params.group):
         unit = TiledUnit(sequence, first, first // params.group_stride, token, tokens, high)
         blocks += attend_masked(params, scratch, unit)
     return blocks
-
-
-@inner
-def heads_per_unit(params: Any) -> int:
-    """Return the number of query heads that a unit of the grid serves."""
-    heads: int = params.group * params.kv_heads_per_unit
-    return heads

@@ -10,9 +10,10 @@ the engine runs the forward without a graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from labkit.cpu.capture.traced_array import (
     TracedPositions,
     per_row,
 )
+from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 
 Array = NDArray[Any]
 Parameter = TracedArray | TracedPositions | Operand | int | float
@@ -188,3 +190,48 @@ def _operand(value: Parameter) -> Operand | float:
     if isinstance(value, TracedArray | TracedPositions):
         return value.operand
     return Operand(value, 0) if isinstance(value, int) else value
+
+
+class Lifetime(NamedTuple):
+    """The indices of the first and the last node that use a buffer."""
+
+    first: int
+    last: int
+
+
+def lifetimes(buffers_of_nodes: Sequence[set[int]]) -> dict[int, Lifetime]:
+    """Return the lifetime of every buffer, ordered by first use.
+
+    ``buffers_of_nodes[i]`` contains the buffers that node ``i`` reads or writes.
+    """
+    spans: dict[int, Lifetime] = {}
+    for node, buffers in enumerate(buffers_of_nodes):
+        for buffer in sorted(buffers):
+            first = spans[buffer].first if buffer in spans else node
+            spans[buffer] = Lifetime(first, node)
+    return spans
+
+
+def place_buffers(
+    buffers: Mapping[int, Lifetime], num_bytes: Mapping[int, int]
+) -> tuple[dict[int, int], int]:
+    """Return the offset of every buffer in the arena, and the arena's size in bytes.
+
+    A buffer reuses the memory of a buffer that is no longer in use and has the same size (rounded
+    up to cache lines). If there is none, it is appended to the arena. Buffers that one node uses
+    never overlap. For example, three buffers of 64 bytes, used by the nodes 0 to 1, 1 to 2 and 2 to
+    3, get the offsets 0, 64 and 0.
+    """
+    lines = {buffer: -(-num_bytes[buffer] // CACHE_LINE_BYTES) for buffer in buffers}
+    free: defaultdict[int, list[int]] = defaultdict(list)  # offsets, by the size in cache lines
+    offsets: dict[int, int] = {}
+    end = 0
+    for node in range(1 + max((span.last for span in buffers.values()), default=-1)):
+        for buffer in (b for b, span in buffers.items() if span.first == node):
+            if free[lines[buffer]]:
+                offsets[buffer] = free[lines[buffer]].pop(0)
+            else:
+                offsets[buffer], end = end, end + lines[buffer] * CACHE_LINE_BYTES
+        for buffer in (b for b, span in buffers.items() if span.last == node):
+            free[lines[buffer]].append(offsets[buffer])
+    return offsets, end

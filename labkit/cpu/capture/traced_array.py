@@ -64,8 +64,7 @@ class _NotNumPy:
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
         raise NotCapturable("the model calls a NumPy function that no kernel implements")
 
-    def __array_function__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise NotCapturable("the model calls a NumPy function that no kernel implements")
+    __array_function__ = __array__
 
 
 class TracedPositions(_NotNumPy):
@@ -94,7 +93,6 @@ class TracedArray(_NotNumPy):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the array's elements."""
         return self._view.dtype
 
     @property
@@ -104,7 +102,6 @@ class TracedArray(_NotNumPy):
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
         return self._view.ndim
 
     @property
@@ -137,19 +134,15 @@ class TracedArray(_NotNumPy):
         return self._as_view(self._view[key])
 
     def reshape(self, *shape: Any) -> TracedArray:
-        """Return a view with another shape."""
         return self._as_view(self._view.reshape(*shape))
 
     def transpose(self, *axes: Any) -> TracedArray:
-        """Return a view with the axes in another order."""
         return self._as_view(self._view.transpose(*axes))
 
     def swapaxes(self, a: int, b: int) -> TracedArray:
-        """Return a view with two axes exchanged."""
         return self._as_view(self._view.swapaxes(a, b))
 
     def squeeze(self, axis: Any = None) -> TracedArray:
-        """Return a view without an axis of length one."""
         return self._as_view(self._view.squeeze(axis))
 
     def astype(self, dtype: Any) -> TracedArray:

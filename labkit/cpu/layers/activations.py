@@ -6,16 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, prange, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import TracedArray
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.numba_pipelines import INNER
-from labkit.cpu.simd import simd_emitter
+from labkit.cpu.simd.simd_emitter import F32, LOG2E, Emitter, emitted
 
 Array = NDArray[np.float32]
 
@@ -24,7 +22,7 @@ CHUNK = 4096  # elements per task
 # With fewer elements, handing work to other threads takes longer than the work itself.
 MIN_PARALLEL_NUMBERS = 8192
 
-LOG2_E = np.float32(simd_emitter.LOG2E)
+LOG2_E = np.float32(LOG2E)
 # ln 2 in two parts: the first has few bits, so that n * LN2_HIGH is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
@@ -34,12 +32,9 @@ _FASTMATH = {"contract", "nsz"}
 SQRT_2_OVER_PI = np.float32(0.7978845608028654)
 
 
-@intrinsic
-def _bits_to_float(_typing, bits):  # type: ignore[no-untyped-def]
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), emit
+@emitted(types.float32, bits=types.int32)
+def _bits_to_float(code: Emitter, bits: Any) -> Any:
+    return code.builder.bitcast(bits, F32)
 
 
 @njit(forceinline=True, fastmath=_FASTMATH, **INNER)
@@ -93,10 +88,7 @@ def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
             out[i] = np.float32(0.5 * value * (1.0 + math.erf(value * 0.7071067811865476)))
 
 
-@thread_pool.kernel(
-    "void(int64, float32[::1], float32[::1], float32[::1])",
-    error_model="numpy",
-)
+@thread_pool.kernel("void(int64, float32[::1], float32[::1], float32[::1])")
 def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     if x.size < MIN_PARALLEL_NUMBERS:
         activate(kind, x, gated, out)

@@ -38,10 +38,7 @@ def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
         out[i] = x[i] * scale * weight[i]
 
 
-@thread_pool.kernel(
-    "void(float32[:, ::1], float32[::1], float64, float32[:, ::1])",
-    error_model="numpy",
-)
+@thread_pool.kernel("void(float32[:, ::1], float32[::1], float64, float32[:, ::1])")
 def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
     if x.size < MIN_PARALLEL_NUMBERS:
         for row in range(x.shape[0]):
@@ -53,7 +50,6 @@ def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
 
 @thread_pool.kernel(
     "void(float32[:, ::1], float32[::1], float32[::1], float64, float32[:, ::1])",
-    error_model="numpy",
     fastmath={"reassoc", "contract", "nsz"},
 )
 def _layer_norm(x, weight, bias, eps, out):  # type: ignore[no-untyped-def]
@@ -72,9 +68,7 @@ def _layer_norm(x, weight, bias, eps, out):  # type: ignore[no-untyped-def]
 
 
 def _rows(x: Array) -> Array:
-    if not x.flags.c_contiguous:
-        x = np.ascontiguousarray(x)
-    return x.reshape(-1, x.shape[-1])
+    return np.ascontiguousarray(x).reshape(-1, x.shape[-1])
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

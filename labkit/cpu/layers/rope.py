@@ -13,10 +13,10 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import address_of
-from labkit.cpu.runtime.jit import intrinsic, num_threads
+from labkit.cpu.runtime.jit import num_threads
 from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.register_tile_sizes import LANES
-from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter
+from labkit.cpu.simd.simd_emitter import F32, F32_VECTOR, FLOAT_BYTES, I64, Emitter, emitted
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -56,59 +56,46 @@ def _rotate(code: Emitter, size: int, operands: tuple[Any, ...], traditional: bo
         return
     if size == LANES:
         pairs = [lane for i in range(LANES) for lane in (i, LANES + i)]
-        rotated = (
-            code.shuffle(*rotated, pairs[:LANES]),
-            code.shuffle(*rotated, pairs[LANES:]),
-        )
+        rotated = (code.shuffle(*rotated, pairs[:LANES]), code.shuffle(*rotated, pairs[LANES:]))
     code.store(rotated[0], out_first)
     code.store(rotated[1], out_first, step)
 
 
-@intrinsic
-def rotate_row(
-    typing_context: Any, x: Any, out: Any, cos: Any, sin: Any, half: Any, width: Any, scale: Any,
-    traditional: Any,
-) -> Any:  # fmt: skip
+@emitted(scale=types.float32)
+def rotate_row(code, x, out, cos, sin, half, width, scale, traditional):  # type: ignore[no-untyped-def]
     """Rotate ``half`` pairs of the elements of a row [width], and copy the other elements.
 
     ``x`` and ``out`` are the addresses of the row and of the result, ``cos`` and ``sin`` those of
     the row's position in the tables. The rotated elements are multiplied by ``scale``.
     """
+    build = code.builder
+    far = build.mul(half, I64(FLOAT_BYTES))
+    vectors = build.udiv(half, I64(LANES))
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        x, out, cos, sin, half, width, scale, traditional = arguments
-        far = builder.mul(half, I64(FLOAT_BYTES))
-        vectors = builder.udiv(half, I64(LANES))
+    def rotate(size: int, adjacent: int) -> Callable[[Any], None]:
+        def emit_pairs(index: Any) -> None:
+            offset = build.mul(index, I64(FLOAT_BYTES * size))
+            start = build.mul(offset, I64(2)) if adjacent else offset
+            first, out_first = build.add(x, start), build.add(out, start)
+            second, out_second = build.add(first, far), build.add(out_first, far)
+            tables = build.add(cos, offset), build.add(sin, offset)
+            places = first, second, out_first, out_second
+            _rotate(code, size, (*places, *tables, scale), adjacent == 1)
 
-        def rotate(size: int, adjacent: int) -> Callable[[Any], None]:
-            def emit_pairs(index: Any) -> None:
-                offset = builder.mul(index, I64(FLOAT_BYTES * size))
-                start = builder.mul(offset, I64(2)) if adjacent else offset
-                first, out_first = builder.add(x, start), builder.add(out, start)
-                second, out_second = builder.add(first, far), builder.add(out_first, far)
-                tables = builder.add(cos, offset), builder.add(sin, offset)
-                places = first, second, out_first, out_second
-                _rotate(code, size, (*places, *tables, scale), adjacent == 1)
+        return emit_pairs
 
-            return emit_pairs
+    def emit_case(adjacent: int) -> None:
+        code.for_each(vectors, rotate(LANES, adjacent))
+        rest = build.mul(vectors, I64(LANES))
+        code.for_each(half, rotate(1, adjacent), rest)
 
-        def emit_case(adjacent: int) -> None:
-            code.for_each(vectors, rotate(LANES, adjacent))
-            rest = builder.mul(vectors, I64(LANES))
-            code.for_each(half, rotate(1, adjacent), rest)
+    code.switch(traditional, range(2), emit_case)
 
-        code.switch(traditional, range(2), emit_case)
+    def copy(index: Any) -> None:
+        offset = build.mul(index, I64(FLOAT_BYTES))
+        code.store(code.load(build.add(x, offset), kind=F32), build.add(out, offset))
 
-        def copy(index: Any) -> None:
-            offset = builder.mul(index, I64(FLOAT_BYTES))
-            code.store(code.load(builder.add(x, offset), kind=F32), builder.add(out, offset))
-
-        code.for_each(width, copy, builder.mul(half, I64(2)))
-        return context.get_dummy_value()
-
-    kinds = [*[types.int64] * 6, types.float32, types.int64]
-    return types.void(*kinds), emit
+    code.for_each(width, copy, build.mul(half, I64(2)))
 
 
 @njit(**INNER)
@@ -134,8 +121,7 @@ def _rotate_heads(x, offsets, heads, length, cos, sin, scale, traditional, first
 
 @thread_pool.kernel(
     "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
-    " int64, float32[:, ::1])",
-    error_model="numpy",
+    " int64, float32[:, ::1])"
 )
 def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
     """Rotate rows [batch * heads * length, head_dim] and return 0.
@@ -189,10 +175,6 @@ class RotaryTable:
         _, heads, length, width = x.shape
         if not isinstance(offsets, TracedPositions) or length != 1:
             raise NotCapturable("the model rotates by positions that are not those of the tokens")
-        if width < 2 * self._inverse.size:
-            raise ValueError(
-                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
-            )
         out = x.capture.new_array(x.shape)
         node = x.capture.add_node(
             graph_ops.ROPE,
@@ -225,36 +207,25 @@ class RotaryTable:
     ) -> Array:
         """Rotate pairs of the first ``dims`` dimensions of every head by the token's position.
 
-        Parameters
-        ----------
-        x
-            float32 [B, heads, L, head_dim].
-        offsets
-            Position of the first of the L tokens: int32 [B], or one number for all.
-        traditional
-            True: dimensions 2i and 2i + 1 form a pair. False: i and i + dims / 2.
-        input_scale
-            Factor by which the rotated dimensions are multiplied (YaRN, LongRoPE).
-
-        Raises
-        ------
-        ValueError
-            A position is negative, the number of offsets is not B, or the heads have too few
-            dimensions.
+        ``x``: float32 [B, heads, L, head_dim]. ``offsets``: position of the first of the L tokens,
+        int32 [B], or one number for all. ``traditional``: dimensions 2i and 2i + 1 are a pair, else
+        i and i + dims / 2. ``input_scale``: factor by which the rotated dimensions are multiplied
+        (YaRN, LongRoPE). Raises ``ValueError`` if a position is negative, the number of offsets is
+        not B, or the heads have too few dimensions.
         """
+        batch, heads, length, width = x.shape
+        if width < 2 * self._inverse.size:
+            raise ValueError(
+                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
+            )
         if isinstance(x, TracedArray):
             return self._capture(x, offsets, traditional, input_scale)
-        batch, heads, length, width = x.shape
         starts = np.asarray(offsets, np.int32)
         if starts.ndim == 0:
             starts = np.full(batch, starts, np.int32)
         if starts.shape != (batch,):
             raise ValueError(
                 f"offsets have shape {starts.shape}; it must be ({batch},), one per batch row"
-            )
-        if width < 2 * self._inverse.size:
-            raise ValueError(
-                f"heads have {width} dimensions, fewer than the {2 * self._inverse.size} to rotate"
             )
         rows = np.ascontiguousarray(x).reshape(-1, width)
         out = np.empty_like(rows)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from labkit.cpu.attention.attention_intrinsics import load_float
 from labkit.cpu.runtime.address_views import struct_at
-from labkit.cpu.runtime.jit import inner, intrinsic
+from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.register_tile_sizes import LANES
-from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter
+from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter, emitted
 
 MAX_PARTS = 8  # parts per row
 MIN_PART = 4096  # logits per part
@@ -28,20 +28,14 @@ CANDIDATE_BYTES = CANDIDATE.itemsize
 candidate_at = struct_at("GreedyCandidate", CANDIDATE)
 
 
-@intrinsic
-def _any_above(typing_context: Any, address: Any, bound: Any) -> Any:
+@emitted(types.boolean, bound=types.float32)
+def _any_above(code: Emitter, address: Any, bound: Any) -> Any:
     """Return whether any of the ``SCANNED`` float32 at an address is above ``bound`` or is NaN."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code, above = Emitter(builder), None
-        limit = code.splat(arguments[1])
-        for vector in range(SCANNED // LANES):
-            one = builder.fcmp_unordered(">", code.load(arguments[0], VECTOR_BYTES * vector), limit)
-            above = one if above is None else builder.or_(above, one)
-        mask = ir.IntType(LANES)
-        return builder.icmp_unsigned("!=", builder.bitcast(above, mask), mask(0))
-
-    return types.boolean(types.int64, types.float32), emit
+    build, above, limit, mask = code.builder, None, code.splat(bound), ir.IntType(LANES)
+    for vector in range(SCANNED // LANES):
+        one = build.fcmp_unordered(">", code.load(address, VECTOR_BYTES * vector), limit)
+        above = one if above is None else build.or_(above, one)
+    return build.icmp_unsigned("!=", build.bitcast(above, mask), mask(0))
 
 
 @inner

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from llvmlite import ir
@@ -20,13 +20,7 @@ from labkit.cpu.precision.gguf_block_formats import WORD_BITS, BlockFormat
 from labkit.cpu.precision.half_precision import FLOAT16, FLOAT32, ElementType
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
 from labkit.cpu.simd.register_tile_sizes import LANES
-from labkit.cpu.simd.simd_emitter import (
-    F32_VECTOR,
-    I32_VECTOR,
-    I64,
-    VECTOR_BYTES,
-    Emitter,
-)
+from labkit.cpu.simd.simd_emitter import F32_VECTOR, I32_VECTOR, I64, VECTOR_BYTES, Emitter
 
 PANEL_VECTORS = PANEL_COLUMNS // LANES
 PREFETCH_BYTES = 8192  # distance from the bytes that are read to those that are prefetched
@@ -60,9 +54,12 @@ class WeightRecord:
         A row has an element for every column of the span. It starts at address ``start``. A vector
         takes ``vector_bytes`` bytes.
         """
-        build = code.builder
-        first = build.add(start, build.mul(self.panel, I64(PANEL_VECTORS * vector_bytes)))
-        return [build.add(first, I64(v * vector_bytes)) for v in range(self.vectors)]
+        first = code.offset(start, self.panel, PANEL_VECTORS * vector_bytes)
+        return [code.builder.add(first, I64(v * vector_bytes)) for v in range(self.vectors)]
+
+    def load_row(self, code: Emitter, start: Any, element: ElementType) -> list[Any]:
+        """Load the vectors of a row of numbers, widened to float32."""
+        return [element.load(code, place) for place in self.row(code, start, element.vector_bytes)]
 
 
 class RecordFormat(Protocol):
@@ -128,7 +125,7 @@ class WeightFormat:
             address = build.add(record.address, offset)
             prefetch(code, address, self.pack_bytes)
             decode = self._emit_pack(code, record, address, header)
-            k = build.add(record.first_step, build.mul(pack, I64(self.pack_steps)))
+            k = code.offset(record.first_step, pack, self.pack_steps)
             for i in range(self.pack_steps):
                 weights = [decode(i, vector) for vector in range(record.vectors)]
                 carried = step(build.add(k, I64(i)), weights, carried)
@@ -160,8 +157,7 @@ class WeightFormat:
         ``decode`` emits the code that makes one vector of float32 weights.
         """
         if not self.bits:
-            places = record.row(code, pack, self.element.vector_bytes)
-            numbers = [self.element.load(code, place) for place in places]
+            numbers = record.load_row(code, pack, self.element)
             return lambda step, vector: numbers[vector]
         words = load_words(code, record, pack, self.pack_steps * self.bits // WORD_BITS)
         return lambda step, vector: self._dequantize(code, words[vector], step, *header[vector])
@@ -224,57 +220,45 @@ class BlockWeightFormat:
     ) -> list[Any]:
         build, layout = code.builder, self.layout
         prefetch(code, record.address, self._super_bytes)
-        supers = [
-            [
-                FLOAT16.load(code, place)
-                for place in record.row(
-                    code,
-                    build.add(record.address, I64(i * SPAN_COLUMNS * FLOAT16.bytes)),
-                    FLOAT16.vector_bytes,
-                )
-            ]
+        starts = (
+            build.add(record.address, I64(i * SPAN_COLUMNS * FLOAT16.bytes))
             for i in range(len(layout.super_arrays))
-        ]
+        )
+        supers = [record.load_row(code, start, FLOAT16) for start in starts]
 
-        def run(index: Any, carried: list[Any]) -> list[Any]:
+        def emit_run(index: Any, carried: list[Any]) -> list[Any]:
             offset = build.add(build.mul(index, I64(self._run_bytes)), I64(self._super_bytes))
             address = build.add(record.address, offset)
-            first = build.add(record.first_step, build.mul(index, I64(layout.run_steps)))
-            return self._emit_run(code, record, (address, first), supers, step, carried)
+            first_step = code.offset(record.first_step, index, layout.run_steps)
+            run = replace(record, address=address, first_step=first_step)
+            return self._emit_run(code, run, supers, step, carried)
 
-        return code.loop(I64(layout.block_steps // layout.run_steps), run, carried)
+        return code.loop(I64(layout.block_steps // layout.run_steps), emit_run, carried)
 
     def _emit_run(
-        self,
-        code: Emitter,
-        record: WeightRecord,
-        place: tuple[Any, Any],
-        supers: list[list[Any]],
-        step: Step,
-        carried: list[Any],
+        self, code: Emitter, run: WeightRecord, supers: list[Any], step: Step, carried: list[Any]
     ) -> list[Any]:
         """Emit ``step`` for every step of a run and return the last carried values.
 
-        ``place`` is the address of the run and the index of its first step. ``supers`` are the
-        vectors of the super-block's own scales, by array.
+        ``supers`` are the vectors of the super-block's own scales, by array.
         """
-        build, (address, first_step), steps = code.builder, place, self.pack_steps
-        prefetch(code, address, self._header_bytes)
-        headers = [self._emit_header(code, record, address, supers, i) for i in range(self._groups)]
+        build, steps = code.builder, self.pack_steps
+        prefetch(code, run.address, self._header_bytes)
+        headers = [self._emit_header(code, run, supers, i) for i in range(self._groups)]
         num_words = steps * self.layout.bits // WORD_BITS
 
         def pack(index: Any, carried: list[Any]) -> list[Any]:
             offset = build.mul(index, I64(num_words * WORD_ROW_BYTES))
-            start = build.add(build.add(address, I64(self._header_bytes)), offset)
+            start = build.add(build.add(run.address, I64(self._header_bytes)), offset)
             prefetch(code, start, num_words * WORD_ROW_BYTES)
-            words = load_words(code, record, start, num_words)
-            numbers = [self._numbers(code, words[v]) for v in range(record.vectors)]
-            k = build.add(first_step, build.mul(index, I64(steps)))
+            words = load_words(code, run, start, num_words)
+            numbers = [self._numbers(code, words[v]) for v in range(run.vectors)]
+            k = code.offset(run.first_step, index, steps)
             for i in range(steps):
                 # A run has several packs or several groups, never both.
                 header = headers[i // self.layout.group_size]
                 weights = [
-                    self._weight(code, numbers[v](i), *header[v]) for v in range(record.vectors)
+                    self._weight(code, numbers[v](i), *header[v]) for v in range(run.vectors)
                 ]
                 carried = step(build.add(k, I64(i)), weights, carried)
             return carried
@@ -305,28 +289,27 @@ class BlockWeightFormat:
         return code.builder.fmul(number, scale) if bias is None else code.fma(number, scale, bias)
 
     def _emit_header(
-        self, code: Emitter, record: WeightRecord, run: Any, supers: list[list[Any]], group: int
+        self, code: Emitter, run: WeightRecord, supers: list[Any], group: int
     ) -> list[tuple[Any, Any]]:
         """Return (scale, bias) of a run's group for each vector of columns.
 
-        ``run`` is the run's address, ``group`` the index of the group. The bias is None if the
-        format has a table.
+        ``group`` is the index of the group. The bias is None if the format has a table.
         """
         build, layout = code.builder, self.layout
         vector_bytes = self._scale_bytes // SPAN_COLUMNS * LANES
         starts = [
-            build.add(run, I64((array * self._groups + group) * self._scale_bytes))
+            build.add(run.address, I64((array * self._groups + group) * self._scale_bytes))
             for array in range(len(layout.group_arrays))
         ]
-        rows = [record.row(code, start, vector_bytes) for start in starts]
+        rows = [run.row(code, start, vector_bytes) for start in starts]
         pairs = []
-        for v in range(record.vectors):
+        for v in range(run.vectors):
             parts = self._load_scales(code, [row[v] for row in rows])
             for i, factors in enumerate(supers):
                 parts[i] = build.fmul(parts[i], factors[v])
             bias = None
             if layout.minimums:
-                bias = code.negative(parts[1])
+                bias = build.fneg(parts[1])
             elif not layout.table:
                 bias = build.fmul(parts[0], code.constant(-float(layout.offset)))
             pairs.append((parts[0], bias))

@@ -105,55 +105,6 @@ class DotForm:
 _PLACES = (0, 8, 16, 24)
 
 
-def _split(code: Emitter, vector: Any, lanes: int) -> list[Any]:
-    """Split a vector of ``32 * LANES`` bits into parts as large as a register of the CPU.
-
-    ``lanes`` is the number of 32-bit lanes of a register.
-    """
-    parts = LANES // lanes
-    size = vector.type.count // parts
-    return [_select(code, vector, range(i * size, (i + 1) * size)) for i in range(parts)]
-
-
-def _join(code: Emitter, parts: list[Any]) -> Any:
-    """Join the parts of ``_split`` to one vector."""
-    while len(parts) > 1:
-        size = 2 * parts[0].type.count
-        kind = ir.VectorType(I32, size)
-        lanes = ir.Constant(kind, list(range(size)))
-        parts = [
-            code.builder.shuffle_vector(parts[i], parts[i + 1], lanes)
-            for i in range(0, len(parts), 2)
-        ]
-    return parts[0]
-
-
-def _select(code: Emitter, vector: Any, lanes: range) -> Any:
-    if len(lanes) == vector.type.count:
-        return vector
-    kind = ir.VectorType(I32, len(lanes))
-    return code.builder.shuffle_vector(vector, vector, ir.Constant(kind, list(lanes)))
-
-
-def _call(code: Emitter, name: str, lanes: int, result: Any, *vectors: Any) -> Any:
-    """Split vectors into registers, call an LLVM intrinsic for each, and join the results.
-
-    ``vectors`` contains a pair for each argument of the intrinsic: the vector to split, and the
-    type of the argument. ``result`` is the type that the intrinsic returns.
-    """
-    build = code.builder
-    function = code.declared(name, ir.FunctionType(result, [kind for _, kind in vectors]))
-    columns = [_split(code, vector, lanes) for vector, _ in vectors]
-    kinds = [kind for _, kind in vectors]
-    return _join(
-        code,
-        [
-            build.call(function, [build.bitcast(p, k) for p, k in zip(parts, kinds, strict=True)])
-            for parts in zip(*columns, strict=True)
-        ],
-    )
-
-
 def _same(code: Emitter, sums: Any) -> Any:
     return sums
 
@@ -169,7 +120,7 @@ def _zeros(sums: Any) -> Any:
 def _add_vnni(lanes: int, code: Emitter, sums: Any, weights: Any, activations: Any) -> Any:
     kind, name = ir.VectorType(I32, lanes), f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
     vectors = [(vector, kind) for vector in (_zeros(sums), weights, activations)]
-    return _call(code, name, lanes, kind, *vectors)
+    return code.call_by_register(name, lanes, kind, *vectors)
 
 
 def _add_pairs_of_bytes(
@@ -177,14 +128,14 @@ def _add_pairs_of_bytes(
 ) -> Any:
     name = "llvm.x86.avx512.pmaddubs.w.512" if lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
     kind = ir.VectorType(I8, 4 * lanes)
-    pairs = ((weights, kind), (activations, kind))
-    return _add_to(code, sums, _call(code, name, lanes, ir.VectorType(I16, 2 * lanes), *pairs))
+    sum_kind, pairs = ir.VectorType(I16, 2 * lanes), ((weights, kind), (activations, kind))
+    return _add_to(code, sums, code.call_by_register(name, lanes, sum_kind, *pairs))
 
 
 def _multiply_pairs(lanes: int, code: Emitter, a: Any, b: Any) -> Any:
     name = "llvm.x86.avx512.pmaddw.d.512" if lanes == 16 else "llvm.x86.avx2.pmadd.wd"
     kind = ir.VectorType(I16, 2 * lanes)
-    return _call(code, name, lanes, ir.VectorType(I32, lanes), (a, kind), (b, kind))
+    return code.call_by_register(name, lanes, ir.VectorType(I32, lanes), (a, kind), (b, kind))
 
 
 def _add_pairs(lanes: int, code: Emitter, sums: Any, weights: Any, activations: Any) -> Any:
@@ -199,7 +150,7 @@ def _finish_pairs(lanes: int, code: Emitter, sums: Any) -> Any:
 def _add_sdot(code: Emitter, sums: Any, weights: Any, activations: Any) -> Any:
     sum_kind, kind = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
     vectors = ((_zeros(sums), sum_kind), (weights, kind), (activations, kind))
-    return _call(code, "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, sum_kind, *vectors)
+    return code.call_by_register("llvm.aarch64.neon.sdot.v4i32.v16i8", 4, sum_kind, *vectors)
 
 
 def _add_generic(code: Emitter, sums: Any, weights: Any, activations: Any) -> Any:

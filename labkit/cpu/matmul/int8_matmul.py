@@ -1,6 +1,6 @@
 """The matrix product of int8 activations with 4- or 8-bit weights: x[M, K] @ W[N, K].T + bias.
 
-x is quantised row by row (``int8_activations``). Weights are read directly from the spans of
+x is quantised row by row (``int8_microkernels``). Weights are read directly from the spans of
 ``quantized_matmul``. Every output element starts with the bias, and each quantisation group
 adds two terms to it, in order, with one rounding each::
 
@@ -98,16 +98,10 @@ def compile_functions(index: int) -> Int8Functions:
         call = Int8TileCall(x, x_row_bytes, rows, groups, panel, bias, sums, out, out_row_bytes)
         multiply_tile(index, call)
 
-    calls: dict[Any, Any] = {
-        quantize: QuantizeCall,
-        row: RowCall,
-        unpack: UnpackCall,
-        tile: Int8TileCall,
-    }
     spec = FORMATS[index]
     compiled = [
-        compile_function(function, len(call._fields), index, spec.form.name)
-        for function, call in calls.items()
+        compile_function(function, index, spec.form.name)
+        for function in (quantize, row, unpack, tile)
     ]
     addresses = np.array([function.address for function in compiled], np.int64)
     return Int8Functions(addresses, spec, tuple(compiled))
@@ -176,10 +170,8 @@ def _multiply_panel(panel, functions, groups, group_bytes, quantized, spans, bia
         height = (rows - row + tiles - 1) // tiles
         tiles -= 1
         target = rows * start + row * width + column
-        out_at, out_row_bytes = (
-            np.int64(out.ctypes.data) + target * FLOAT_BYTES,
-            width * FLOAT_BYTES,
-        )
+        out_at = np.int64(out.ctypes.data) + target * FLOAT_BYTES
+        out_row_bytes = width * FLOAT_BYTES
         if valid < PANEL_COLUMNS:
             out_at, out_row_bytes = np.int64(spill.ctypes.data), np.int64(PANEL_ROW_BYTES)
         x_at = np.int64(quantized[row].ctypes.data)

@@ -7,24 +7,19 @@ format that a model needs is checked once per process, on numbers that include t
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.matmul import int8_activations
-from labkit.cpu.matmul.gemm import PANEL_COLUMNS
-from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS, Int8Functions, int8_functions
-from labkit.cpu.matmul.int8_microkernels import TILE_ROWS
-from labkit.cpu.matmul.matmul_op_kernels import int8_product
+from labkit.cpu.matmul.int8_dot import MAX_ACTIVATION
+from labkit.cpu.matmul.int8_matmul import MAX_SINGLE_ROWS
+from labkit.cpu.matmul.int8_microkernels import ROUNDING, ROUNDING_BITS, TILE_ROWS
+from labkit.cpu.matmul.packed_linear import PackedLinear
 from labkit.cpu.matmul.quantized_matmul import MAX_FUSED_ROWS
-from labkit.cpu.matmul.quantized_weights import (
-    SPAN_COLUMNS,
-    SPAN_PANELS,
-    QuantizedMatrix,
-)
+from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, QuantizedMatrix
 from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
-from labkit.cpu.runtime.address_views import address_of
 
 Floats = NDArray[np.float32]
 _CHECKED_GROUPS = 3
@@ -53,6 +48,28 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     return bits.view(np.float64).astype(np.float32)
 
 
+class QuantizedRows(NamedTuple):
+    """Quantised rows: ``integers`` [M, groups, group size], ``scales``, ``sums`` [M, groups]."""
+
+    integers: NDArray[np.int8]
+    scales: Floats
+    sums: Floats  # scale * sum(activation)
+
+
+def quantize(x: Floats, group_size: int) -> QuantizedRows:
+    """Quantise float32 [M, K] in NumPy: the reference, whose bits the kernels reproduce."""
+    groups = x.reshape(len(x), -1, group_size)
+    with np.errstate(all="ignore"):
+        largest = np.abs(groups).max(axis=2)
+        factor = np.float32(MAX_ACTIVATION) / largest
+        factor[largest == 0] = 0
+        shifted = groups * factor[:, :, None] + np.float32(ROUNDING)
+        integers = shifted.view(np.int32) - np.int32(ROUNDING_BITS)
+        scales = largest / np.float32(MAX_ACTIVATION)
+        sums = scales * integers.sum(axis=2).astype(np.float32)
+    return QuantizedRows(integers.astype(np.int8), scales, sums)
+
+
 def unpack(matrix: QuantizedMatrix) -> NDArray[np.int64]:
     """Return the integers of a matrix, [N, K]."""
     places = np.arange(0, WORD_BITS, matrix.bits, dtype=np.uint32)
@@ -63,7 +80,7 @@ def unpack(matrix: QuantizedMatrix) -> NDArray[np.int64]:
 def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
     """Return x [M, K] @ matrix.T + bias [N] with the bits of ``int8_matmul``."""
     group = matrix.group_size
-    rows, integers = int8_activations.quantize(x, group), unpack(matrix)
+    rows, integers = quantize(x, group), unpack(matrix)
     scales, biases = to_float32(matrix.scales), to_float32(matrix.biases)
     out = np.broadcast_to(bias, (len(x), len(bias)))
     for g in range(x.shape[1] // group):
@@ -78,16 +95,16 @@ def multiply(x: Floats, matrix: QuantizedMatrix, bias: Floats) -> Floats:
 def random_matrix(element: str, bits: int, group_size: int) -> QuantizedMatrix:
     """Return random weights for the check, some of which are the largest integer of ``bits`` bits.
 
-    The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full.
+    The number of rows is not a multiple of ``SPAN_COLUMNS``, so the last span is not full. No scale
+    or bias is tiny: the functions are those of trained models (``QuantizedMatrix.mantissa_exact``).
     """
     rng = np.random.default_rng(bits)
     shape = SPAN_COLUMNS + 5, _CHECKED_GROUPS * group_size
     words = rng.integers(0, 1 << 32, (shape[0], shape[1] * bits // WORD_BITS), np.uint32)
     words[::4] = 0xFFFFFFFF
-    scales, biases = (
-        from_float32(rng.standard_normal((shape[0], _CHECKED_GROUPS), np.float32), element)
-        for _ in range(2)
-    )
+    numbers = rng.standard_normal((2, shape[0], _CHECKED_GROUPS), np.float32)
+    numbers = np.copysign(np.maximum(np.abs(numbers), np.float32(2**-6)), numbers)
+    scales, biases = (from_float32(part, element) for part in numbers)
     return QuantizedMatrix(words, scales, biases, bits)
 
 
@@ -105,47 +122,14 @@ def random_rows(depth: int) -> Floats:
     return x
 
 
-def kernel_product(
-    functions: Int8Functions, x: Floats, matrix: QuantizedMatrix, bias: Floats
-) -> Floats:
-    """Return the same product as ``multiply``, computed by the compiled functions of a format."""
-    width, groups = len(bias), matrix.scales.shape[1]
-    spans = np.zeros((-(-width // SPAN_COLUMNS), groups * matrix.record_dtype.itemsize), np.uint8)
-    matrix.write_records(spans.view(matrix.record_dtype))
-    columns = np.zeros((len(spans) * SPAN_PANELS, 3), np.int64)
-    columns[:, 1], columns[:, 2] = width, np.arange(len(columns)) * PANEL_COLUMNS
-    padded = np.zeros(len(columns) * PANEL_COLUMNS, np.float32)
-    padded[:width] = bias
-    addresses, depth = address_of(functions.addresses), x.shape[1]
-    constants = {
-        "functions": addresses,
-        "groups": groups,
-        "row_bytes": functions.row_bytes(depth),
-        "depth": depth,
-    }
-    weights = {
-        "weights": address_of(spans),
-        "span_bytes": spans.shape[1],
-        "group_bytes": functions.spec.panel_group_bytes,
-    }
-    shared = {
-        "bias": address_of(padded),
-        "columns": address_of(columns),
-        "num_panels": len(columns),
-        "out_width": width,
-    }
-    out = np.empty((len(x), width), np.float32)
-    int8_product(constants | shared, constants, weights)(x, out.reshape(-1))
-    return out
-
-
-def find_mismatch(functions: Int8Functions, matrix: QuantizedMatrix) -> str | None:
+def find_mismatch(matrix: QuantizedMatrix) -> str | None:
     """Return where the kernel differs from the reference, as text, or None if it does not."""
     x = random_rows(matrix.shape[1])
     bias = np.linspace(-1, 1, matrix.shape[0], dtype=np.float32)
     expected = multiply(x, matrix, bias)
+    packed = PackedLinear([matrix], [bias], activations="int8")
     for rows in (1, MAX_SINGLE_ROWS + 1, MAX_FUSED_ROWS, len(x)):
-        out = kernel_product(functions, x[:rows], matrix, bias)
+        (out,) = packed.multiply(x[:rows])
         differs = out != expected[:rows]
         if differs.any():
             row, column = np.argwhere(differs)[0]
@@ -162,9 +146,7 @@ def verify(element: str, bits: int, group_size: int) -> None:
 
     Raises ``Int8MismatchError`` if the bits differ. The message names the first wrong element.
     """
-    mismatch = find_mismatch(
-        int8_functions(element, bits, group_size), random_matrix(element, bits, group_size)
-    )
+    mismatch = find_mismatch(random_matrix(element, bits, group_size))
     if mismatch is not None:
         raise Int8MismatchError(
             f"engine.activations=int8: the product with {bits} bits in groups of {group_size} "

@@ -1,8 +1,23 @@
-"""The innermost loops of ``int8_matmul``: they multiply quantised rows by weights, group by group.
+"""The innermost loops of ``int8_matmul``, which quantise rows of activations and multiply them.
 
-``int8_activations`` describes the rows. Weights come from a span (the memory layout of
-``quantized_matmul``), whose words are unpacked in registers, or from a panel that was unpacked
-before. An unpacked panel is::
+A row of activations is divided into groups like a row of weights, so that the activations of a
+group are multiplied by weights with the same scale and bias. Quantisation is symmetric: the scale
+is the group's largest magnitude divided by ``MAX_ACTIVATION``, and an activation becomes the
+nearest integer to ``activation / scale`` (ties to even). So the product of a group of weights
+``integer * scale + bias`` and a group of quantised activations is::
+
+    scale * activation_scale * sum(integer * activation) + bias * activation_scale * sum(activation)
+
+The layout of a quantised row, all of whose parts start at multiples of 4 bytes::
+
+    activations [groups, group_size]   int8 or int16, the steps in the order of the dot product
+    header [groups, header floats]     scale, scale * sum(activation), and, for dot products of
+                                       signed weights, weight_offset * sum(activation)
+
+If an activation is NaN or infinite, the group's products are NaN or infinite.
+
+Weights come from a span (the memory layout of ``quantized_matmul``), whose words are unpacked in
+registers, or from a panel that was unpacked before. An unpacked panel is::
 
     group 0    scales [PANEL_COLUMNS], biases [PANEL_COLUMNS]      float32
                operand 0, operand 1, ...                           PANEL_COLUMNS lanes of 32 bits
@@ -17,15 +32,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from numba import extending, types
+from llvmlite import ir
 
-from labkit.cpu.matmul import int8_activations
 from labkit.cpu.matmul.dequantize_emitter import PANEL_VECTORS, WeightFormat, WeightRecord, prefetch
-from labkit.cpu.matmul.int8_dot import BITS, DotForm, host_form
+from labkit.cpu.matmul.int8_dot import BITS, I8, I16, MAX_ACTIVATION, DotForm, host_form
 from labkit.cpu.matmul.microkernels import PANEL_ROW_BYTES
-from labkit.cpu.matmul.quantized_matmul import ELEMENTS, unpacked
+from labkit.cpu.matmul.quantized_matmul import ELEMENTS, call_intrinsic
 from labkit.cpu.matmul.quantized_weights import GROUP_SIZES, SPAN_COLUMNS, SPAN_PANELS
-from labkit.cpu.precision.gguf_block_formats import WORD_BITS
 from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
 from labkit.cpu.simd.simd_emitter import (
     F32,
@@ -38,6 +51,10 @@ from labkit.cpu.simd.simd_emitter import (
     Emitter,
 )
 
+# 1.5 * 2**23: the sum of this and a float32 of at most 2**22 is rounded to an integer, which is the
+# sum of ``ROUNDING_BITS`` and the bits of the sum.
+ROUNDING = 12582912.0
+ROUNDING_BITS = 0x4B400000
 # Rows of a register tile, whose sums of integers stay in registers. Its sums of floats are in
 # memory, because they are needed only once per group.
 TILE_ROWS = 8 if HOST_REGISTERS.lanes == LANES else 4
@@ -62,11 +79,6 @@ class Int8Format:
         return WeightFormat(ELEMENTS[self.element], self.bits)
 
     @property
-    def group_words(self) -> int:
-        """Number of words of a column's weights in a group."""
-        return self.group_size * self.bits // WORD_BITS
-
-    @property
     def group_operands(self) -> int:
         """Number of operands of a dot product in a group."""
         return self.group_size // self.form.lane_steps
@@ -74,7 +86,7 @@ class Int8Format:
     @property
     def record_bytes(self) -> int:
         """Bytes of a span's record, which is a group of all its columns."""
-        return self.weights.header_bytes + self.group_words * _WORD_BYTES * SPAN_COLUMNS
+        return self.weights.header_bytes + self.group_size * self.bits // 8 * SPAN_COLUMNS
 
     @property
     def panel_group_bytes(self) -> int:
@@ -89,7 +101,7 @@ class Int8Format:
     @property
     def header_bytes(self) -> int:
         """Bytes of a row's header of a group."""
-        return FLOAT_BYTES * int8_activations.header_floats(self.form)
+        return FLOAT_BYTES * (3 if self.form.weight_offset else 2)
 
 
 # The compiled functions of a format contain its index in this list as a constant.
@@ -156,11 +168,7 @@ class _Weights:
 
 
 def _emit_group(
-    code: Emitter,
-    spec: Int8Format,
-    weights: _Weights,
-    rows: Sequence[tuple[Any, Any]],
-    sums: Sequence[Any],
+    code: Emitter, spec: Int8Format, weights: _Weights, rows: Sequence[Any], sums: Sequence[Any]
 ) -> None:
     """Emit code that adds a group's terms to the sums of some rows.
 
@@ -249,52 +257,37 @@ def _row_parts(code: Emitter, spec: Int8Format, x: Any, groups: Any, index: Any)
     )
 
 
-@extending.intrinsic(prefer_literal=True)
-def multiply_row(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def multiply_row(code: Emitter, format_index: int, call: RowCall) -> None:
     """Multiply one row by all panels of a span, whose words are unpacked in registers."""
-    spec, vectors = FORMATS[format_index.literal_value], SPAN_PANELS * PANEL_VECTORS
+    spec, vectors = FORMATS[format_index], SPAN_PANELS * PANEL_VECTORS
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = RowCall(*unpacked(builder, arguments[1], len(RowCall._fields)))
-        code = Emitter(builder)
+    def add_group(index: Any) -> None:
+        record = code.offset(call.span, index, spec.record_bytes)
+        weights = _read_span(code, spec, record, I64(0), vectors)
+        row = _row_parts(code, spec, call.x, call.groups, index)
+        _emit_group(code, spec, weights, [row], [call.sums])
 
-        def add_group(index: Any) -> None:
-            record = code.offset(call.span, index, spec.record_bytes)
-            weights = _read_span(code, spec, record, I64(0), vectors)
-            row = _row_parts(code, spec, call.x, call.groups, index)
-            _emit_group(code, spec, weights, [row], [call.sums])
-
-        code.copy_vectors(call.sums, call.bias, vectors)
-        code.for_each(call.groups, add_group)
-        code.copy_vectors(call.out, call.sums, vectors)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    code.copy_vectors(call.sums, call.bias, vectors)
+    code.for_each(call.groups, add_group)
+    code.copy_vectors(call.out, call.sums, vectors)
 
 
-@extending.intrinsic(prefer_literal=True)
-def unpack_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def unpack_panel(code: Emitter, format_index: int, call: UnpackCall) -> None:
     """Unpack one panel of a span."""
-    spec = FORMATS[format_index.literal_value]
+    spec = FORMATS[format_index]
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = UnpackCall(*unpacked(builder, arguments[1], len(UnpackCall._fields)))
-        code = Emitter(builder)
+    def unpack_group(index: Any) -> None:
+        record = code.offset(call.span, index, spec.record_bytes)
+        weights = _read_span(code, spec, record, call.panel, PANEL_VECTORS)
+        target = code.offset(call.target, index, spec.panel_group_bytes)
+        for place, row in enumerate(zip(*weights.pairs, strict=True)):
+            _store_row(code, row, target, place)
+        for i in range(spec.group_operands):
+            _store_row(code, weights.operand(i), target, 2 + i)
 
-        def unpack_group(index: Any) -> None:
-            record = code.offset(call.span, index, spec.record_bytes)
-            weights = _read_span(code, spec, record, call.panel, PANEL_VECTORS)
-            target = code.offset(call.target, index, spec.panel_group_bytes)
-            rows = [[pair[i] for pair in weights.pairs] for i in range(2)]
-            for place, row in enumerate(rows):
-                _store_row(code, row, target, place)
-            for i in range(spec.group_operands):
-                _store_row(code, weights.operand(i), target, 2 + i)
-
-        code.for_each(call.groups, unpack_group)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    code.for_each(call.groups, unpack_group)
 
 
 def _store_row(code: Emitter, vectors: Sequence[Any], target: Any, place: int) -> None:
@@ -302,45 +295,78 @@ def _store_row(code: Emitter, vectors: Sequence[Any], target: Any, place: int) -
         code.store(vector, target, PANEL_ROW_BYTES * place + VECTOR_BYTES * v)
 
 
-@extending.intrinsic(prefer_literal=True)
-def multiply_tile(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def multiply_tile(code: Emitter, format_index: int, call: Int8TileCall) -> None:
     """Multiply up to ``TILE_ROWS`` rows by an unpacked panel."""
-    spec = FORMATS[format_index.literal_value]
+    spec, numbers = FORMATS[format_index], code.clamped(range(TILE_ROWS), call.rows)
+    sources = [code.offset(call.x, row, call.x_row_bytes) for row in numbers]
+    targets = [code.offset(call.out, row, call.out_row_bytes) for row in numbers]
+    sums = code.strided(call.sums, PANEL_ROW_BYTES, TILE_ROWS)
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = Int8TileCall(*unpacked(builder, arguments[1], len(Int8TileCall._fields)))
-        code, last = Emitter(builder), builder.sub(call.rows, I64(1))
-        numbers = [
-            builder.select(builder.icmp_signed("<", I64(row), last), I64(row), last)
-            for row in range(TILE_ROWS)
-        ]
-        sources = [code.offset(call.x, row, call.x_row_bytes) for row in numbers]
-        targets = [code.offset(call.out, row, call.out_row_bytes) for row in numbers]
-        sums = code.strided(call.sums, PANEL_ROW_BYTES, TILE_ROWS)
+    def add_group(index: Any) -> None:
+        group = code.offset(call.panel, index, spec.panel_group_bytes)
+        rows = [_row_parts(code, spec, x, call.groups, index) for x in sources]
+        _emit_group(code, spec, _read_panel(code, group), rows, sums)
 
-        def add_group(index: Any) -> None:
-            group = code.offset(call.panel, index, spec.panel_group_bytes)
-            rows = [_row_parts(code, spec, x, call.groups, index) for x in sources]
-            _emit_group(code, spec, _read_panel(code, group), rows, sums)
-
-        for total in sums:
-            code.copy_vectors(total, call.bias, PANEL_VECTORS)
-        code.for_each(call.groups, add_group)
-        for target, total in zip(targets, sums, strict=True):
-            code.copy_vectors(target, total, PANEL_VECTORS)
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    for total in sums:
+        code.copy_vectors(total, call.bias, PANEL_VECTORS)
+    code.for_each(call.groups, add_group)
+    for target, total in zip(targets, sums, strict=True):
+        code.copy_vectors(target, total, PANEL_VECTORS)
 
 
-@extending.intrinsic(prefer_literal=True)
-def quantize_row(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def quantize_row(code: Emitter, format_index: int, call: QuantizeCall) -> None:
     """Quantise one row of float32."""
-    spec = FORMATS[format_index.literal_value]
+    spec = FORMATS[format_index]
+    headers = code.offset(call.target, call.groups, spec.activations_bytes)
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = QuantizeCall(*unpacked(builder, arguments[1], len(QuantizeCall._fields)))
-        int8_activations.emit_quantize(Emitter(builder), spec.form, spec.group_size, *call)
-        return context.get_dummy_value()
+    def quantize_group(index: Any) -> None:
+        source = code.offset(call.x, index, spec.group_size * FLOAT_BYTES)
+        numbers = [code.load(source, VECTOR_BYTES * i) for i in range(spec.group_size // LANES)]
+        scale, factor = _emit_scale(code, numbers)
+        integers = [_emit_round(code, number, factor) for number in numbers]
+        place = code.offset(call.target, index, spec.activations_bytes)
+        for i, vector in enumerate(integers):
+            _emit_store(code, spec.form, vector, place, i * LANES * spec.form.activation_bytes)
+        header = code.offset(headers, index, spec.header_bytes)
+        _emit_header(code, spec.form, scale, integers, header)
 
-    return types.void(format_index, call), emit
+    code.for_each(call.groups, quantize_group)
+
+
+def _emit_scale(code: Emitter, numbers: list[Any]) -> tuple[Any, Any]:
+    """Return a group's scale, and a vector of the factor that turns activations into integers."""
+    build = code.builder
+    top = build.bitcast(code.first_lane(code.largest_magnitude(numbers)), F32)
+    limit, zero = ir.Constant(F32, float(MAX_ACTIVATION)), ir.Constant(F32, 0.0)
+    factor = build.select(build.fcmp_ordered("==", top, zero), zero, build.fdiv(limit, top))
+    return build.fdiv(top, limit), code.splat(factor)
+
+
+def _emit_round(code: Emitter, number: Any, factor: Any) -> Any:
+    """Return ``number * factor``, rounded to the nearest integer, as int32."""
+    build = code.builder
+    shifted = build.fadd(build.fmul(number, factor), code.constant(ROUNDING))
+    return build.sub(build.bitcast(shifted, I32_VECTOR), code.integer_constant(ROUNDING_BITS))
+
+
+def _emit_store(code: Emitter, form: DotForm, integers: Any, address: Any, offset: int) -> None:
+    """Store a vector of integers in the order of ``DotForm.step_order``."""
+    narrow = ir.VectorType(I8 if form.activation_bytes == 1 else I16, LANES)
+    ordered = code.shuffle(
+        code.builder.trunc(integers, narrow), ir.Constant(narrow, ir.Undefined), form.step_order
+    )
+    code.store(ordered, address, offset)
+
+
+def _emit_header(
+    code: Emitter, form: DotForm, scale: Any, integers: list[Any], header: Any
+) -> None:
+    build = code.builder
+    total = code.first_lane(code.reduce(integers, build.add))
+    code.store(scale, header)
+    code.store(build.fmul(scale, build.sitofp(total, F32)), header, FLOAT_BYTES)
+    if form.weight_offset:
+        offset = build.mul(total, I32(form.weight_offset))
+        code.store(build.sitofp(offset, F32), header, 2 * FLOAT_BYTES)

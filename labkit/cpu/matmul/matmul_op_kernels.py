@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
 from numpy.typing import NDArray
 
@@ -37,18 +36,16 @@ from labkit.cpu.matmul.quantized_matmul import (
 from labkit.cpu.matmul.quantized_weights import SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.runtime import thread_pool
 from labkit.cpu.runtime.address_views import (
-    byte_matrix,
+    byte_array,
     float_array,
-    float_matrix,
-    float_panels,
     int32_array,
     int64_array,
-    int64_matrix,
+    stack_words,
     struct_at,
 )
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.jit import c_function, inner, intrinsic, num_threads
-from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, Emitter
+from labkit.cpu.runtime.jit import c_function, inlined, inner, num_threads
+from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, Emitter, emitted
 
 # Units per thread of a large matrix product. The more units, the less work a suspended thread
 # delays.
@@ -77,17 +74,11 @@ _quantize_at = params_at(graph_ops.QUANTIZE, "Quantize")
 _int8_matmul_at = params_at(graph_ops.INT8_MATMUL, "Int8Matmul")
 
 
-@intrinsic
-def _prefetch(typing_context: Any, address: Any) -> Any:
+@emitted()
+def _prefetch(code: Emitter, address: Any) -> None:
     """Prefetch ``PREFETCH_STRIDE`` bytes from an address on."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        for line in range(0, PREFETCH_STRIDE, CACHE_LINE_BYTES):
-            code.prefetch(builder.add(arguments[0], I64(line)))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
+    for line in range(0, PREFETCH_STRIDE, CACHE_LINE_BYTES):
+        code.prefetch(code.builder.add(address, I64(line)))
 
 
 @inner
@@ -122,14 +113,29 @@ def share(unit: int, units: int, count: int) -> tuple[int, int]:
     return count * unit // units, count * (unit + 1) // units
 
 
+@inlined
+def _result(params: int, rows: int) -> Any:
+    """Return the arrays of a product's result (flat), its biases and its columns."""
+    matmul = matmul_at(params)  # the same fields come first in the other products
+    out = float_array(matmul.out, rows * matmul.out_width)
+    bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
+    return out, bias, int64_array(matmul.columns, (matmul.num_panels, 3))
+
+
+@inlined
+def _prefetch_spans(weights: int, span_bytes: int, first: int, rows: int) -> None:
+    """Prefetch the spans of a unit that begins with task ``first``."""
+    if rows <= MAX_FUSED_ROWS:
+        for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
+            _prefetch(weights + first * span_bytes + offset)
+
+
 def _float_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[no-untyped-def]
     if op == graph_ops.MATMUL:
         matmul = matmul_at(params)
-        x = float_matrix(matmul.x, rows, matmul.depth)
-        out = float_array(matmul.out, rows * matmul.out_width)
-        bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
-        columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
-        panels = float_panels(matmul.weights, matmul.num_panels, matmul.depth, PANEL_COLUMNS)
+        x = float_array(matmul.x, (rows, matmul.depth))
+        out, bias, columns = _result(params, rows)
+        panels = float_array(matmul.weights, (matmul.num_panels, matmul.depth, PANEL_COLUMNS))
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
         while first < end:
             panel, block = first % matmul.num_panels, first // matmul.num_panels
@@ -138,7 +144,7 @@ def _float_unit(op, params, unit, units, rows, launches, slots):  # type: ignore
             first = last
     else:
         packed = _packed_embedding_at(params)
-        panels = float_panels(packed.weights, packed.num_panels, packed.width, PANEL_COLUMNS)
+        panels = float_array(packed.weights, (packed.num_panels, packed.width, PANEL_COLUMNS))
         first, end = share(unit, units, rows)
         for row in range(first, end):
             token = int(int32_array(packed.token_ids, end)[row])
@@ -149,16 +155,12 @@ def _float_unit(op, params, unit, units, rows, launches, slots):  # type: ignore
 def _low_precision_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[no-untyped-def]
     if op == graph_ops.LOW_PRECISION_MATMUL:
         matmul = _low_precision_matmul_at(params)
-        x = float_matrix(matmul.x, rows, matmul.depth)
-        out = float_array(matmul.out, rows * matmul.out_width)
-        bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
-        columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
-        spans = byte_matrix(matmul.weights, matmul.num_panels // SPAN_PANELS, matmul.span_bytes)
+        x = float_array(matmul.x, (rows, matmul.depth))
+        out, bias, columns = _result(params, rows)
         functions = int64_array(matmul.functions, NUM_FUNCTIONS)
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
-        if rows <= MAX_FUSED_ROWS:
-            for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
-                _prefetch(matmul.weights + first * matmul.span_bytes + offset)
+        spans = byte_array(matmul.weights, (matmul.num_panels // SPAN_PANELS, matmul.span_bytes))
+        _prefetch_spans(matmul.weights, matmul.span_bytes, first, rows)
         for task in range(first, end):
             multiply_task(
                 task, functions, matmul.records, matmul.packs, x, spans, bias, columns, out
@@ -170,7 +172,7 @@ def _low_precision_unit(op, params, unit, units, rows, launches, slots):  # type
         for row in range(first, end):
             token = int(int32_array(matrix.token_ids, end)[row])
             out = float_array(matrix.out + 4 * row * matrix.width, matrix.width)
-            spans = byte_matrix(matrix.weights, token // SPAN_COLUMNS + 1, matrix.span_bytes)
+            spans = byte_array(matrix.weights, (token // SPAN_COLUMNS + 1, matrix.span_bytes))
             take_row(token, functions, matrix.records, matrix.packs, spans, out)
 
 
@@ -178,23 +180,19 @@ def _int8_unit(op, params, unit, units, rows, launches, slots):  # type: ignore[
     if op == graph_ops.QUANTIZE:
         quantize = _quantize_at(params)
         first, end = share(unit, units, rows)
-        x = float_matrix(quantize.x, end, quantize.depth)
-        target = byte_matrix(quantize.out, end, quantize.row_bytes)
+        x = float_array(quantize.x, (end, quantize.depth))
+        target = byte_array(quantize.out, (end, quantize.row_bytes))
         functions = int64_array(quantize.functions, int8_matmul.NUM_FUNCTIONS)
         for row in range(first, end):
             int8_matmul.quantize_task(row, functions, quantize.groups, x, target)
     else:
         matmul = _int8_matmul_at(params)
-        quantized = byte_matrix(matmul.x, rows, matmul.row_bytes)
-        out = float_array(matmul.out, rows * matmul.out_width)
-        bias = float_array(matmul.bias, matmul.num_panels * PANEL_COLUMNS)
-        columns = int64_matrix(matmul.columns, matmul.num_panels, 3)
-        spans = byte_matrix(matmul.weights, matmul.num_panels // SPAN_PANELS, matmul.span_bytes)
+        quantized = byte_array(matmul.x, (rows, matmul.row_bytes))
+        out, bias, columns = _result(params, rows)
         functions = int64_array(matmul.functions, int8_matmul.NUM_FUNCTIONS)
         first, end = share(unit, units, _num_tasks(op, matmul.num_panels, rows))
-        if rows <= MAX_FUSED_ROWS:
-            for offset in range(0, PREFETCHED_BYTES, PREFETCH_STRIDE):
-                _prefetch(matmul.weights + first * matmul.span_bytes + offset)
+        spans = byte_array(matmul.weights, (matmul.num_panels // SPAN_PANELS, matmul.span_bytes))
+        _prefetch_spans(matmul.weights, matmul.span_bytes, first, rows)
         for task in range(first, end):
             int8_matmul.multiply_task(
                 task, functions, matmul.groups, matmul.group_bytes, quantized, spans, bias,
@@ -234,16 +232,6 @@ def unit_address(op: int) -> int | None:
     return compile_unit(_FUNCTIONS[op]) if op in _FUNCTIONS else None
 
 
-@intrinsic
-def _stack_words(typing_context: Any, count: Any) -> Any:
-    """Allocate ``count`` words on the stack of the calling function and return their address."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(builder.alloca(ir.IntType(64), arguments[0]), I64)
-
-    return types.int64(types.int64), emit
-
-
 @inner
 def _set_params(params: int, words: NDArray[np.int64], x: NDArray[Any], out: NDArray[Any]) -> None:
     """Write a node's parameters: ``out`` and the input come first in each of them."""
@@ -253,12 +241,10 @@ def _set_params(params: int, words: NDArray[np.int64], x: NDArray[Any], out: NDA
     target[0], target[1] = out.ctypes.data, x.ctypes.data
 
 
-@thread_pool.kernel(
-    "void(int64, int64, int64[::1], float32[:, ::1], float32[::1])", error_model="numpy"
-)
+@thread_pool.kernel("void(int64, int64, int64[::1], float32[:, ::1], float32[::1])")
 def launch(function, op, words, x, out):  # type: ignore[no-untyped-def]
     """Run all units of a node, whose parameters are ``words`` and the addresses of x and out."""
-    rows, params = x.shape[0], _stack_words(words.size)
+    rows, params = x.shape[0], stack_words(words.size)
     _set_params(params, words, x, out)
     units = num_units(op, params, rows, num_threads())
     if units == 1:
@@ -284,15 +270,9 @@ def product(op: int, params: dict[str, int]) -> Product:
     return partial(launch, compile_unit(_FUNCTIONS[op]), op, words)
 
 
-def int8_product(
-    shared: dict[str, int], quantize: dict[str, int], weights: dict[str, int]
-) -> Product:
-    """Return a product that quantises its input. The arguments are the parameters of its nodes.
-
-    ``shared`` and ``weights`` are those of ``INT8_MATMUL``, ``quantize`` those of ``QUANTIZE``.
-    """
-    first = product(graph_ops.QUANTIZE, quantize)
-    second = product(graph_ops.INT8_MATMUL, shared | weights)
+def int8_product(quantize: dict[str, int], matmul: dict[str, int]) -> Product:
+    """Return a product that quantises its input, given the constant parameters of its two nodes."""
+    first, second = product(graph_ops.QUANTIZE, quantize), product(graph_ops.INT8_MATMUL, matmul)
     width = quantize["row_bytes"] // FLOAT_BYTES
 
     def multiply(x: NDArray[Any], out: NDArray[Any]) -> None:

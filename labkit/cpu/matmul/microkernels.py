@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from labkit.cpu.precision.pool_elements import element_type
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
-from labkit.cpu.runtime.jit import intrinsic
 from labkit.cpu.simd.register_tile_sizes import HOST_REGISTERS, LANES
-from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter, emitted
 
 # The tile of ``gemm``: rows of x, and vectors of a panel of packed weights.
 GEMM_ROWS, GEMM_VECTORS = HOST_REGISTERS.tile(max_rows=8, max_vectors=2)
@@ -72,54 +69,27 @@ def _gemm(
         code.store(total, targets[i // width], VECTOR_BYTES * (i % width))
 
 
-@intrinsic
-def gemm_tile(
-    typing_context: Any,
-    rows: Any,
-    x: Any,
-    x_row: Any,
-    panel: Any,
-    depth: Any,
-    bias: Any,
-    out: Any,
-    out_row: Any,
-    ahead: Any,
-    ahead_bytes: Any,
-) -> Any:
+@emitted()
+def gemm_tile(code, rows, x, x_row, panel, depth, bias, out, out_row, ahead, ahead_bytes):  # type: ignore[no-untyped-def]
     """Multiply ``rows`` rows of x (at most ``GEMM_ROWS``) by one panel, and add the bias.
 
     ``x_row`` and ``out_row`` are the strides of x and of the result (bytes). ``depth`` is the
     number of elements per row of x. ``ahead`` is the first address to prefetch, and
     ``ahead_bytes`` its increment per step.
     """
+    operands = (x, x_row, panel, I64(0), depth, bias, out, out_row)
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        rows, x, x_row, panel, *rest, ahead, ahead_bytes = arguments
-        operands = (x, x_row, panel, I64(0), *rest)
+    def tile(height: int) -> None:
+        _gemm(code, height, 1, operands, (ahead, ahead_bytes))
 
-        def tile(height: int) -> None:
-            _gemm(code, height, 1, operands, (ahead, ahead_bytes))
-
-        code.switch(rows, range(1, GEMM_ROWS + 1), tile)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10), emit
+    code.switch(rows, range(1, GEMM_ROWS + 1), tile)
 
 
-@intrinsic
-def gemm_row(
-    typing_context: Any, x: Any, panel: Any, panel_bytes: Any, depth: Any, bias: Any, out: Any
-) -> Any:
+@emitted()
+def gemm_row(code, x, panel, panel_bytes, depth, bias, out):  # type: ignore[no-untyped-def]
     """Multiply one row of x by ``ROW_PANELS`` panels, ``panel_bytes`` apart, and add the bias."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, panel, panel_bytes, depth, bias, out = arguments
-        operands = (x, I64(0), panel, panel_bytes, depth, bias, out, I64(0))
-        _gemm(Emitter(builder), 1, ROW_PANELS, operands, None)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), emit
+    operands = (x, I64(0), panel, panel_bytes, depth, bias, out, I64(0))
+    _gemm(code, 1, ROW_PANELS, operands, None)
 
 
 def _tree_order(first: int = 0, step: int = 1) -> list[int]:
@@ -129,18 +99,8 @@ def _tree_order(first: int = 0, step: int = 1) -> list[int]:
     return _tree_order(first, 2 * step) + _tree_order(first + step, 2 * step)
 
 
-@intrinsic
-def scores_tile(
-    typing_context: Any,
-    c: Any,
-    ldc: Any,
-    a: Any,
-    lda: Any,
-    b: Any,
-    ldb: Any,
-    steps: Any,
-    memory: Any,
-) -> Any:
+@emitted()
+def scores_tile(code, c, ldc, a, lda, b, ldb, steps, memory):  # type: ignore[no-untyped-def]
     """Write ``C = A @ B`` for a register tile, with the same sums as decode's ``dot_run``.
 
     C is [SCORE_ROWS, SCORE_VECTORS * LANES]. A [SCORE_ROWS, steps * LANES] is read one element at a
@@ -150,52 +110,46 @@ def scores_tile(
     stored in ``memory`` until they are added: ``SPILL_BYTES`` bytes that start on a cache line,
     which the stack would not guarantee.
     """
+    build, size = code.builder, SCORE_ROWS * SCORE_VECTORS
+    targets, sources = code.strided(c, ldc, SCORE_ROWS), code.strided(a, lda, SCORE_ROWS)
+    strip = build.mul(ldb, steps)
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code, size = Emitter(builder), SCORE_ROWS * SCORE_VECTORS
-        c, ldc, a, lda, b, ldb, steps, memory = arguments
-        targets, sources = code.strided(c, ldc, SCORE_ROWS), code.strided(a, lda, SCORE_ROWS)
-        strip = builder.mul(ldb, steps)
+    def chains(lanes: list[int], place: int) -> list[Any]:
+        strips = [code.offset(b, strip, I64(place + i)) for i in range(CHAINS)]
 
-        def chains(lanes: list[int], place: int) -> list[Any]:
-            strips = [code.offset(b, strip, I64(place + i)) for i in range(CHAINS)]
+        def step(index: Any, sums: list[Any]) -> list[Any]:
+            totals = []
+            for i, lane in enumerate(lanes):
+                line = code.offset(strips[i], index, ldb)
+                columns = [code.load(line, VECTOR_BYTES * v) for v in range(SCORE_VECTORS)]
+                offset = code.offset(I64(FLOAT_BYTES * lane), index, VECTOR_BYTES)
+                factors = [build.add(row, offset) for row in sources]
+                totals += code.outer_product(factors, columns, sums[i * size : (i + 1) * size])
+            return totals
 
-            def step(index: Any, sums: list[Any]) -> list[Any]:
-                totals = []
-                for i, lane in enumerate(lanes):
-                    line = code.offset(strips[i], index, ldb)
-                    columns = [code.load(line, VECTOR_BYTES * v) for v in range(SCORE_VECTORS)]
-                    offset = code.offset(I64(FLOAT_BYTES * lane), index, VECTOR_BYTES)
-                    factors = [builder.add(row, offset) for row in sources]
-                    totals += code.outer_product(factors, columns, sums[i * size : (i + 1) * size])
-                return totals
-
-            sums = code.loop(steps, step, [code.constant(0.0)] * (size * CHAINS))
-            while len(sums) > size:
-                pairs = range(0, len(sums), 2 * size)
-                sums = [
-                    builder.fadd(sums[pair + i], sums[pair + size + i])
-                    for pair in pairs
-                    for i in range(size)
-                ]
-            return sums
-
-        def tree(lanes: list[int], place: int = 0, depth: int = 0) -> list[Any]:
-            if len(lanes) == CHAINS:
-                return chains(lanes, place)
-            half, spilled = len(lanes) // 2, VECTOR_BYTES * size * depth
-            for i, left in enumerate(tree(lanes[:half], place, depth + 1)):
-                code.store(left, memory, spilled + VECTOR_BYTES * i)
-            return [
-                builder.fadd(code.load(memory, spilled + VECTOR_BYTES * i), right)
-                for i, right in enumerate(tree(lanes[half:], place + half, depth + 1))
+        sums: list[Any] = code.loop(steps, step, [code.constant(0.0)] * (size * CHAINS))
+        while len(sums) > size:
+            pairs = range(0, len(sums), 2 * size)
+            sums = [
+                build.fadd(sums[pair + i], sums[pair + size + i])
+                for pair in pairs
+                for i in range(size)
             ]
+        return sums
 
-        for i, total in enumerate(tree(_tree_order())):
-            code.store(total, targets[i // SCORE_VECTORS], VECTOR_BYTES * (i % SCORE_VECTORS))
-        return context.get_dummy_value()
+    def tree(lanes: list[int], place: int = 0, depth: int = 0) -> list[Any]:
+        if len(lanes) == CHAINS:
+            return chains(lanes, place)
+        half, spilled = len(lanes) // 2, VECTOR_BYTES * size * depth
+        for i, left in enumerate(tree(lanes[:half], place, depth + 1)):
+            code.store(left, memory, spilled + VECTOR_BYTES * i)
+        return [
+            build.fadd(code.load(memory, spilled + VECTOR_BYTES * i), right)
+            for i, right in enumerate(tree(lanes[half:], place + half, depth + 1))
+        ]
 
-    return types.void(*[types.int64] * 8), emit
+    for i, total in enumerate(tree(_tree_order())):
+        code.store(total, targets[i // SCORE_VECTORS], VECTOR_BYTES * (i % SCORE_VECTORS))
 
 
 def _add_weighted(rows: int, vectors: int) -> Any:
@@ -205,29 +159,19 @@ def _add_weighted(rows: int, vectors: int) -> Any:
     vectors * LANES]. Each element of C is one chain of fused multiply-adds along the depth.
     """
 
-    @intrinsic
-    def add_weighted(
-        typing_context: Any, c: Any, ldc: Any, a: Any, lda: Any, b: Any, ldb: Any, depth: Any
-    ) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = Emitter(builder)
-            c, ldc, a, lda, b, ldb, depth = arguments
-            targets, sources = code.strided(c, ldc, rows), code.strided(a, lda, rows)
+    @emitted()
+    def add_weighted(code, c, ldc, a, lda, b, ldb, depth):  # type: ignore[no-untyped-def]
+        targets, sources = code.strided(c, ldc, rows), code.strided(a, lda, rows)
 
-            def step(index: Any, sums: list[Any]) -> list[Any]:
-                line = code.offset(b, index, ldb)
-                columns = [code.load(line, VECTOR_BYTES * v) for v in range(vectors)]
-                factors = [code.offset(row, index, FLOAT_BYTES) for row in sources]
-                return code.outer_product(factors, columns, sums)
+        def step(index: Any, sums: list[Any]) -> Any:
+            line = code.offset(b, index, ldb)
+            columns = [code.load(line, VECTOR_BYTES * v) for v in range(vectors)]
+            factors = [code.offset(row, index, FLOAT_BYTES) for row in sources]
+            return code.outer_product(factors, columns, sums)
 
-            sums = [
-                code.load(target, VECTOR_BYTES * v) for target in targets for v in range(vectors)
-            ]
-            for i, total in enumerate(code.loop(depth, step, sums)):
-                code.store(total, targets[i // vectors], VECTOR_BYTES * (i % vectors))
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 7), emit
+        sums = [code.load(target, VECTOR_BYTES * v) for target in targets for v in range(vectors)]
+        for i, total in enumerate(code.loop(depth, step, sums)):
+            code.store(total, targets[i // vectors], VECTOR_BYTES * (i % vectors))
 
     return add_weighted
 
@@ -238,10 +182,8 @@ add_weighted_row_wide = _add_weighted(1, TILE_VECTORS)
 add_weighted_row = _add_weighted(1, 1)
 
 
-@intrinsic
-def transpose_strip(
-    typing_context: Any, params: Any, rows: Any, target: Any, stride: Any, vectors: Any
-) -> Any:
+@emitted(params=None)
+def transpose_strip(code, params, rows, target, stride, vectors):  # type: ignore[no-untyped-def]
     """Write ``LANES`` rows as ``LANES`` columns, with the lanes in the order of ``_tree_order``.
 
     ``rows`` is the address of ``LANES`` int64 row addresses. A row has ``vectors`` vectors of the
@@ -249,24 +191,16 @@ def transpose_strip(
     ``target + (i * vectors + j) * stride``.
     """
     element = element_type(params)
+    sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        _, rows, target, stride, vectors = arguments
-        sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
+    def transpose_block(block: Any) -> None:
+        for v in range(element.block_vectors):
+            index = block
+            if element.block_vectors > 1:
+                index = code.offset(I64(v), block, element.block_vectors)
+            columns = code.transpose([element.load_vector(code, row, block, v) for row in sources])
+            for nth, lane in enumerate(_tree_order()):
+                line = code.offset(index, vectors, I64(nth))
+                code.store(columns[lane], code.offset(target, line, stride))
 
-        def transpose_block(block: Any) -> None:
-            for v in range(element.block_vectors):
-                index = block
-                if element.block_vectors > 1:
-                    index = code.offset(I64(v), block, element.block_vectors)
-                loaded = [element.load_vector(code, row, block, v) for row in sources]
-                columns = code.transpose(loaded)
-                for nth, lane in enumerate(_tree_order()):
-                    line = code.offset(index, vectors, I64(nth))
-                    code.store(columns[lane], code.offset(target, line, stride))
-
-        code.for_each(code.blocks(vectors, element.block_vectors), transpose_block)
-        return context.get_dummy_value()
-
-    return types.void(params, *[types.int64] * 4), emit
+    code.for_each(code.blocks(vectors, element.block_vectors), transpose_block)

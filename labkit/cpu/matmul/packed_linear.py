@@ -9,9 +9,9 @@ weights it computes in float32 (``quantized_matmul``) or, with quantised weights
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,184 +34,77 @@ from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
 Array = NDArray[np.float32]
 # A weight matrix [N, K].
 WeightMatrix = Array | LowPrecisionMatrix
+Params = dict[str, int]
 
 
-class PackedPanels(ABC):
+class PackedPanels(NamedTuple):
     """The packed weights of one or more matrices that multiply the same input.
 
-    Each subclass packs them in the layout of one kernel.
+    A node is an operation code of ``graph_ops``, and those of its parameters that describe the
+    weights.
     """
 
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def bytes(self) -> int:
-        """Bytes of the packed weights."""
-
-    def product(self, shared: dict[str, int]) -> Product:
-        """Return the function that multiplies an input by the matrices.
-
-        ``shared``: the node's parameters that do not depend on the weights' format.
-        """
-        op, weights = self.matmul_node()
-        return product(op, shared | weights)
-
-    @abstractmethod
-    def matmul_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node of a captured graph that does the work of ``multiply``.
-
-        The node is an operation code of ``graph_ops`` and those of its parameters that describe the
-        weights.
-        """
-
-    def capture_input(self, x: TracedArray) -> TracedArray:
-        """Return the array that the node of ``matmul_node`` reads: x, or x quantised."""
-        return x
-
-    @abstractmethod
-    def embedding_node(self) -> tuple[int, dict[str, int]]:
-        """Return the node of a captured graph that does the work of ``take``.
-
-        The result is as in ``matmul_node``.
-        """
-
-    @property
-    @abstractmethod
-    def arrays(self) -> tuple[Any, ...]:
-        """The arrays whose addresses are parameters of the two nodes."""
+    matmul: tuple[int, Params]  # the node of ``PackedLinear.multiply``
+    embedding: tuple[int, Params]  # the node of ``PackedLinear.take``
+    # The arrays whose addresses are parameters of the nodes. The first one is the packed weights.
+    arrays: tuple[NDArray[Any], ...]
+    quantize: Params | None = None  # of the node that quantises the input of ``matmul``
 
 
-class FloatPanels(PackedPanels):
-    """Matrices in float32, packed for ``gemm``."""
-
-    __slots__ = ("_panels",)
-
-    def __init__(
-        self, weights: Sequence[Array], first: Sequence[int], count: int, slabs: SlabAllocator
-    ) -> None:
-        self._panels: Array = slabs.zeros((count, weights[0].shape[1], PANEL_COLUMNS), np.float32)
-        for weight, panel in zip(weights, first, strict=True):
-            pack_panels(np.ascontiguousarray(weight), self._panels, panel)
-
-    @property
-    def bytes(self) -> int:
-        return self._panels.nbytes
-
-    def matmul_node(self) -> tuple[int, dict[str, int]]:
-        return graph_ops.MATMUL, {"weights": address_of(self._panels)}
-
-    def embedding_node(self) -> tuple[int, dict[str, int]]:
-        params = {"weights": address_of(self._panels), "num_panels": len(self._panels)}
-        return graph_ops.PACKED_EMBEDDING, params
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        return (self._panels,)
+def _pack_floats(
+    weights: Sequence[Array], first: Sequence[int], count: int, slabs: SlabAllocator
+) -> PackedPanels:
+    """Pack matrices in float32 for ``gemm``."""
+    panels = slabs.zeros((count, weights[0].shape[1], PANEL_COLUMNS), np.float32)
+    for weight, panel in zip(weights, first, strict=True):
+        pack_panels(np.ascontiguousarray(weight), panels, panel)
+    params = {"weights": address_of(panels)}
+    embedding = graph_ops.PACKED_EMBEDDING, {**params, "num_panels": count}
+    return PackedPanels((graph_ops.MATMUL, params), embedding, (panels,))
 
 
-class LowPrecisionPanels(PackedPanels):
-    """Matrices of one low-precision format, packed in spans for ``quantized_matmul``."""
-
-    __slots__ = ("_arguments", "_spans")
-
-    def __init__(
-        self,
-        weights: Sequence[LowPrecisionMatrix],
-        first: Sequence[int],
-        count: int,
-        slabs: SlabAllocator,
-    ) -> None:
-        record, depth, group = weights[0].record_dtype, weights[0].shape[1], weights[0].group_size
-        size = depth // group * record.itemsize
-        self._spans: NDArray[np.uint8] = slabs.zeros((count // SPAN_PANELS, size), np.uint8)
-        for weight, panel in zip(weights, first, strict=True):
-            weight.write_records(self._spans[panel // SPAN_PANELS :].view(record))
-        functions = quantized_matmul.format_functions(
-            *weights[0].kernel_format, all(weight.mantissa_exact for weight in weights)
-        )
-        # The first arguments of the kernels: functions, records per span, packs per record.
-        self._arguments = functions.addresses, depth // group, group // functions.pack_steps
-
-    @property
-    def bytes(self) -> int:
-        return self._spans.nbytes
-
-    def matmul_node(self) -> tuple[int, dict[str, int]]:
-        return graph_ops.LOW_PRECISION_MATMUL, self._params()
-
-    def embedding_node(self) -> tuple[int, dict[str, int]]:
-        return graph_ops.LOW_PRECISION_EMBEDDING, self._params()
-
-    def _params(self) -> dict[str, int]:
-        functions, records, packs = self._arguments
-        return {
-            "weights": address_of(self._spans),
-            "functions": address_of(functions),
-            "records": records,
-            "packs": packs,
-            "span_bytes": self._spans.shape[1],
-        }
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        return self._spans, self._arguments[0]
+def _pack_spans(
+    weights: Sequence[LowPrecisionMatrix], first: Sequence[int], count: int, slabs: SlabAllocator
+) -> PackedPanels:
+    """Pack matrices of one low-precision format in spans for ``quantized_matmul``."""
+    record, depth, group = weights[0].record_dtype, weights[0].shape[1], weights[0].group_size
+    spans = slabs.zeros((count // SPAN_PANELS, depth // group * record.itemsize), np.uint8)
+    for weight, panel in zip(weights, first, strict=True):
+        weight.write_records(spans[panel // SPAN_PANELS :].view(record))
+    functions = quantized_matmul.format_functions(
+        *weights[0].kernel_format, all(weight.mantissa_exact for weight in weights)
+    )
+    params = {
+        "weights": address_of(spans),
+        "functions": address_of(functions.addresses),
+        "records": depth // group,
+        "packs": group // functions.pack_steps,
+        "span_bytes": spans.shape[1],
+    }
+    matmul = graph_ops.LOW_PRECISION_MATMUL, params
+    embedding = graph_ops.LOW_PRECISION_EMBEDDING, params
+    return PackedPanels(matmul, embedding, (spans, functions.addresses))
 
 
-class Int8Panels(LowPrecisionPanels):
-    """Quantised matrices in the spans of ``LowPrecisionPanels``, for activations in int8."""
-
-    __slots__ = ("_depth", "_functions", "_groups")
-
-    def __init__(
-        self,
-        weights: Sequence[QuantizedMatrix],
-        first: Sequence[int],
-        count: int,
-        slabs: SlabAllocator,
-    ) -> None:
-        super().__init__(weights, first, count, slabs)
-        element, bits = weights[0].kernel_format
-        self._depth, group_size = weights[0].shape[1], weights[0].group_size
-        self._groups = self._depth // group_size
-        self._functions = int8_matmul.int8_functions(element, bits, group_size)
-
-    def product(self, shared: dict[str, int]) -> Product:
-        return int8_product(shared, self._quantize_params(), self.matmul_node()[1])
-
-    def matmul_node(self) -> tuple[int, dict[str, int]]:
-        return graph_ops.INT8_MATMUL, {
-            "weights": address_of(self._spans),
-            "functions": address_of(self._functions.addresses),
-            "groups": self._groups,
-            "group_bytes": self._functions.spec.panel_group_bytes,
-            "row_bytes": self._functions.row_bytes(self._depth),
-            "span_bytes": self._spans.shape[1],
-        }
-
-    def capture_input(self, x: TracedArray) -> TracedArray:
-        """Add the quantisation of x as a node, and return its result."""
-        rows, row_bytes = x.shape[0], self._functions.row_bytes(self._depth)
-        out = x.capture.new_array((rows, row_bytes), np.uint8)
-        x.capture.add_node(
-            graph_ops.QUANTIZE,
-            out,
-            x=x,
-            **self._quantize_params(),
-        )
-        return out
-
-    def _quantize_params(self) -> dict[str, int]:
-        return {
-            "depth": self._depth,
-            "groups": self._groups,
-            "row_bytes": self._functions.row_bytes(self._depth),
-            "functions": address_of(self._functions.addresses),
-        }
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        return *super().arrays, self._functions.addresses
+def _for_int8(packed: PackedPanels, weight: QuantizedMatrix) -> PackedPanels:
+    """Return quantised matrices in spans, one of which is ``weight``, for activations in int8."""
+    functions = int8_matmul.int8_functions(*weight.kernel_format, weight.group_size)
+    params, depth = packed.matmul[1], weight.shape[1]
+    shared = {
+        "functions": address_of(functions.addresses),
+        "groups": depth // weight.group_size,
+        "row_bytes": functions.row_bytes(depth),
+    }
+    matmul = {
+        "weights": params["weights"],
+        "group_bytes": functions.spec.panel_group_bytes,
+        "span_bytes": params["span_bytes"],
+    }
+    return packed._replace(
+        matmul=(graph_ops.INT8_MATMUL, matmul | shared),
+        arrays=(*packed.arrays, functions.addresses),
+        quantize={"depth": depth, **shared},
+    )
 
 
 def _layout(weight: WeightMatrix) -> tuple[Any, ...]:
@@ -236,7 +129,7 @@ class PackedLinear:
     """
 
     __slots__ = (
-        *("_bias", "_columns", "_multiply", "_panels", "_shared", "_take", "activations", "depth"),
+        *("_bias", "_columns", "_multiply", "_panels", "_params", "_take", "activations", "depth"),
         *("total", "weight_format", "widths"),
     )
 
@@ -253,20 +146,19 @@ class PackedLinear:
                 "the matrices of a product must have the same depth and format; the depths are "
                 f"{', '.join(map(str, depths))}"
             )
-        self.depth = weights[0].shape[1]
         first_weight = weights[0]
+        self.depth = first_weight.shape[1]
         self.weight_format = (
             "float32" if isinstance(first_weight, np.ndarray) else first_weight.weight_format
         )
         self.widths = tuple(weight.shape[0] for weight in weights)
         self.total = sum(self.widths)
         counts = [_panel_count(weight) for weight in weights]
-        first = [sum(counts[:i]) for i in range(len(counts))]
+        *first, num_panels = accumulate(counts, initial=0)
         slabs = slabs or SlabAllocator(slab_bytes=0)
-        self._panels = _pack(weights, first, sum(counts), slabs, activations == "int8")
-        self.activations = "int8" if isinstance(self._panels, Int8Panels) else "float32"
-        self._bias: Array = np.zeros(sum(counts) * PANEL_COLUMNS, np.float32)
-        self._columns = np.zeros((sum(counts), 3), np.int64)
+        self._panels = _pack(weights, first, num_panels, slabs, activations == "int8")
+        self._bias: Array = np.zeros(num_panels * PANEL_COLUMNS, np.float32)
+        self._columns = np.zeros((num_panels, 3), np.int64)
         start = 0
         for bias, width, panel, count in zip(biases, self.widths, first, counts, strict=True):
             if bias is not None:
@@ -274,20 +166,25 @@ class PackedLinear:
             for i in range(count):
                 self._columns[panel + i] = start, width, i * PANEL_COLUMNS
             start += width
-        self._shared = {
+        op, params = self._panels.matmul
+        self._params = params | {
             "depth": self.depth,
             "bias": address_of(self._bias),
             "columns": address_of(self._columns),
-            "num_panels": len(self._columns),
+            "num_panels": num_panels,
             "out_width": self.total,
         }
-        self._multiply = self._panels.product(self._shared)
+        quantize = self._panels.quantize
+        self.activations = "float32" if quantize is None else "int8"
+        self._multiply = (
+            product(op, self._params) if quantize is None else int8_product(quantize, self._params)
+        )
         self._take: Product | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes of the packed weights."""
-        return self._panels.bytes
+        return self._panels.arrays[0].nbytes
 
     def take(self, rows: NDArray[np.integer]) -> Array:
         """Return rows of the matrix, widened: float32 [*rows.shape, K].
@@ -303,7 +200,7 @@ class PackedLinear:
             )
         out = np.empty((*rows.shape, self.depth), np.float32)
         if self._take is None:
-            op, weights = self._panels.embedding_node()
+            op, weights = self._panels.embedding
             self._take = product(op, {"width": self.depth, **weights})
         indices = np.ascontiguousarray(rows, np.int32).reshape(-1, 1)
         self._take(indices.view(np.float32), out.reshape(-1))
@@ -330,43 +227,39 @@ class PackedLinear:
         self._multiply(x.reshape(rows, depth), out)
         if clock is not None:
             clock.products += time.perf_counter() - start
+        return self._parts(out, rows, lead)
+
+    def _parts(self, flat: Any, rows: int, lead: tuple[int, ...]) -> list[Any]:
+        """Divide the flat results of ``rows`` rows into those of each matrix, [*lead, N_i]."""
         if len(self.widths) == 1:
-            return [out.reshape(*lead, self.total)]
-        parts, start = [], 0
-        for width in self.widths:
-            end = start + rows * width
-            parts.append(out[start:end].reshape(*lead, width))
-            start = end
-        return parts
+            return [flat.reshape(*lead, self.total)]
+        ends = accumulate(rows * width for width in self.widths)
+        return [
+            flat[end - rows * width : end].reshape(*lead, width)
+            for end, width in zip(ends, self.widths, strict=True)
+        ]
 
     def _capture(self, x: TracedArray) -> list[Any]:
         """Add ``multiply`` as a node to the graph that is being captured."""
-        capture, rows, *between = x.capture, *x.shape[:-1]
+        capture, lead, quantize = x.capture, x.shape[:-1], self._panels.quantize
+        rows, *between = lead
         if any(size != 1 for size in between):
             raise NotCapturable("the model multiplies more rows than there are tokens")
         capture.keep(*self._panels.arrays, self._bias, self._columns)
-        op, weights = self._panels.matmul_node()
         out = capture.new_array((rows, self.total))
-        capture.add_node(
-            op,
-            out,
-            x=self._panels.capture_input(x),
-            **self._shared,
-            **weights,
-        )
-        flat = out.reshape(-1)
-        ends = [rows * sum(self.widths[: i + 1]) for i in range(len(self.widths))]
-        return [
-            flat[end - rows * width : end].reshape(*x.shape[:-1], width)
-            for end, width in zip(ends, self.widths, strict=True)
-        ]
+        if quantize is not None:
+            quantized = capture.new_array((rows, quantize["row_bytes"]), np.uint8)
+            capture.add_node(graph_ops.QUANTIZE, quantized, x=x, **quantize)
+            x = quantized
+        capture.add_node(self._panels.matmul[0], out, x=x, **self._params)
+        return self._parts(out.reshape(-1), rows, lead)
 
     def _capture_take(self, rows: TracedArray) -> Any:
         """Add ``take`` as a node to the graph that is being captured."""
         capture = rows.capture
         capture.keep(*self._panels.arrays)
         capture.vocabulary = min(capture.vocabulary, self.total)
-        op, weights = self._panels.embedding_node()
+        op, weights = self._panels.embedding
         out = capture.new_array((*rows.shape, self.depth))
         capture.add_node(op, out, token_ids=rows, width=self.depth, **weights)
         return out
@@ -392,9 +285,9 @@ def _pack(
 ) -> PackedPanels:
     floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if floats:
-        return FloatPanels(floats, first, count, slabs)
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
-    if int8_activations and quantized and quantized[0].bits in int8_dot.BITS:
-        return Int8Panels(quantized, first, count, slabs)
+        return _pack_floats(floats, first, count, slabs)
     low_precision = [weight for weight in weights if not isinstance(weight, np.ndarray)]
-    return LowPrecisionPanels(low_precision, first, count, slabs)
+    packed, weight = _pack_spans(low_precision, first, count, slabs), low_precision[0]
+    if int8_activations and isinstance(weight, QuantizedMatrix) and weight.bits in int8_dot.BITS:
+        return _for_int8(packed, weight)
+    return packed

@@ -35,8 +35,9 @@ them by address.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,18 +53,14 @@ from labkit.cpu.matmul.dequantize_emitter import (
     WeightFormat,
     WeightRecord,
 )
-from labkit.cpu.matmul.gemm import (
-    BLOCK_ROWS,
-    PANEL_COLUMNS,
-    multiply_panel,
-)
+from labkit.cpu.matmul.gemm import BLOCK_ROWS, PANEL_COLUMNS, multiply_panel
 from labkit.cpu.matmul.microkernels import GEMM_ROWS, PANEL_ROW_BYTES
 from labkit.cpu.matmul.quantized_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS
 from labkit.cpu.precision.half_precision import BFLOAT16, FLOAT16, FLOAT32
 from labkit.cpu.runtime.jit import c_function, intrinsic
 from labkit.cpu.runtime.numba_pipelines import INNER
-from labkit.cpu.simd.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.simd.simd_emitter import FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
 
 MAX_FUSED_ROWS = 24  # up to this number of rows of x, weights are widened in registers
 LOW_TILE_ROWS = 4  # rows of the lower of the two register tiles of one panel
@@ -92,12 +89,8 @@ _FORMATS: dict[tuple[str, int, bool], RecordFormat] = {
         for name, layout in BLOCK_FORMATS.items()
     },
 }
-# The compiled functions of a format contain its index in this list as a constant.
-_FORMAT_KEYS = list(_FORMATS)
-
-
-def _format(index: int) -> RecordFormat:
-    return _FORMATS[_FORMAT_KEYS[index]]
+# The compiled functions of a format contain its index in these lists as a constant.
+_FORMAT_KEYS, _FORMAT_LIST = list(_FORMATS), list(_FORMATS.values())
 
 
 class TileCall(NamedTuple):
@@ -128,96 +121,81 @@ class WidenCall(NamedTuple):
     target: Any  # address of float32 [K, PANEL_COLUMNS]
 
 
-@dataclass(frozen=True, slots=True)
-class _PanelReader:
-    """Emits the loop along K that reads the weights of ``vectors`` vectors of columns."""
+def _emit_steps(
+    code: Emitter, format_index: int, call: Any, vectors: int, step: Step, carried: list[Any]
+) -> list[Any]:
+    """Emit the loop along K that reads the weights of ``vectors`` vectors of columns.
 
-    span: Any
-    records: Any
-    packs: Any
-    panel: Any
-    vectors: int
+    It has ``step`` for every step along K. ``call`` is a ``TileCall`` or a ``WidenCall``. Returns
+    the last carried values.
+    """
+    record_format = _FORMAT_LIST[format_index]
+    record_bytes, record_steps = record_format.record_size(code, call.packs)
 
-    def emit_steps(
-        self, code: Emitter, record_format: RecordFormat, step: Step, carried: list[Any]
-    ) -> list[Any]:
-        """Emit ``step`` for every step along K and return the last carried values."""
-        build = code.builder
-        record_bytes, record_steps = record_format.record_size(code, self.packs)
+    def run_record(index: Any, carried: list[Any]) -> list[Any]:
+        address = code.offset(call.span, index, record_bytes)
+        first_step = code.builder.mul(index, record_steps)
+        record = WeightRecord(address, first_step, call.packs, call.panel, vectors)
+        return record_format.emit_record(code, record, step, carried)
 
-        def run_record(index: Any, carried: list[Any]) -> list[Any]:
-            record = WeightRecord(
-                build.add(self.span, build.mul(index, record_bytes)),
-                build.mul(index, record_steps),
-                self.packs,
-                self.panel,
-                self.vectors,
-            )
-            return record_format.emit_record(code, record, step, carried)
-
-        return code.loop(self.records, run_record, carried)
+    return code.loop(call.records, run_record, carried)
 
 
-@extending.intrinsic(prefer_literal=True)
-def _multiply_tile(_typing, format_index, max_rows, panels, call):  # type: ignore[no-untyped-def]
+def call_intrinsic(emit: Callable[..., None]) -> Any:
+    """Make an intrinsic with compile-time constants of ``emit(code, *constants, call)``.
+
+    ``call`` is the NamedTuple that a kernel passes last, with the LLVM values of its int64.
+    """
+
+    @extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+    @wraps(emit)
+    def define(_typing_context: Any, *kinds: Any) -> Any:
+        constants = [kind.literal_value for kind in kinds[:-1]]
+
+        def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            call = kinds[-1].instance_class(*unpacked(builder, values[-1], len(kinds[-1])))
+            emit(Emitter(builder), *constants, call)
+            return context.get_dummy_value()
+
+        return types.void(*kinds), generate
+
+    return define
+
+
+@call_intrinsic
+def _multiply_tile(
+    code: Emitter, format_index: int, max_rows: int, panels: int, call: TileCall
+) -> None:
     """Multiply up to ``max_rows`` rows by ``panels`` panels, with the arguments ``call``.
 
     ``format_index`` (an index into ``_FORMATS``), ``max_rows`` and ``panels`` are compile-time
     constants.
     """
-    constants = [kind.literal_value for kind in (format_index, max_rows, panels)]
+    vectors, rows = panels * PANEL_VECTORS, code.clamped(range(max_rows), call.rows)
+    x_rows = [code.offset(call.x, row, call.x_row_bytes) for row in rows]
+    out_rows = [code.offset(call.out, row, call.out_row_bytes) for row in rows]
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        format_index, max_rows, panels = constants
-        call = TileCall(*unpacked(builder, arguments[3], len(TileCall._fields)))
-        code, vectors = Emitter(builder), panels * PANEL_VECTORS
-        last = builder.sub(call.rows, I64(1))
-        rows = [
-            builder.select(builder.icmp_signed("<", I64(row), last), I64(row), last)
-            for row in range(max_rows)
-        ]
-        x_rows = [builder.add(call.x, builder.mul(row, call.x_row_bytes)) for row in rows]
-        out_rows = [builder.add(call.out, builder.mul(row, call.out_row_bytes)) for row in rows]
+    def step(k: Any, weights: list[Any], sums: list[Any]) -> list[Any]:
+        column = code.builder.mul(k, I64(FLOAT_BYTES))
+        factors = (code.builder.add(address, column) for address in x_rows)
+        return code.outer_product(factors, weights, sums)
 
-        def step(k: Any, weights: list[Any], sums: list[Any]) -> list[Any]:
-            column, totals = builder.mul(k, I64(FLOAT_BYTES)), []
-            for row, address in enumerate(x_rows):
-                factor = code.splat(code.load(builder.add(address, column), kind=F32))
-                totals += [
-                    code.fma(factor, weight, sums[row * vectors + v])
-                    for v, weight in enumerate(weights)
-                ]
-            return totals
-
-        sums = [code.load(call.bias, VECTOR_BYTES * v) for v in range(vectors)] * max_rows
-        reader = _PanelReader(call.span, call.records, call.packs, call.panel, vectors)
-        for i, total in enumerate(reader.emit_steps(code, _format(format_index), step, sums)):
-            code.store(total, out_rows[i // vectors], VECTOR_BYTES * (i % vectors))
-        return context.get_dummy_value()
-
-    return types.void(format_index, max_rows, panels, call), emit
+    sums = [code.load(call.bias, VECTOR_BYTES * v) for v in range(vectors)] * max_rows
+    for i, total in enumerate(_emit_steps(code, format_index, call, vectors, step, sums)):
+        code.store(total, out_rows[i // vectors], VECTOR_BYTES * (i % vectors))
 
 
-@extending.intrinsic(prefer_literal=True)
-def _widen_panel(_typing, format_index, call):  # type: ignore[no-untyped-def]
+@call_intrinsic
+def _widen_panel(code: Emitter, format_index: int, call: WidenCall) -> None:
     """Write a panel of a span in the layout of ``gemm``: float32 [K, PANEL_COLUMNS]."""
-    index = format_index.literal_value
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        call = WidenCall(*unpacked(builder, arguments[1], len(WidenCall._fields)))
-        code = Emitter(builder)
+    def step(k: Any, weights: list[Any], carried: list[Any]) -> list[Any]:
+        row = code.offset(call.target, k, PANEL_ROW_BYTES)
+        for i, weight in enumerate(weights):
+            code.store(weight, row, VECTOR_BYTES * i)
+        return carried
 
-        def step(k: Any, weights: list[Any], carried: list[Any]) -> list[Any]:
-            row = code.offset(call.target, k, PANEL_ROW_BYTES)
-            for i, weight in enumerate(weights):
-                code.store(weight, row, VECTOR_BYTES * i)
-            return carried
-
-        reader = _PanelReader(call.span, call.records, call.packs, call.panel, PANEL_VECTORS)
-        reader.emit_steps(code, _format(index), step, [])
-        return context.get_dummy_value()
-
-    return types.void(format_index, call), emit
+    _emit_steps(code, format_index, call, PANEL_VECTORS, step, [])
 
 
 def unpacked(builder: Any, value: Any, count: int) -> list[Any]:
@@ -242,15 +220,9 @@ class FormatFunctions:
 def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) -> FormatFunctions:
     """Compile the functions of a weight format, or load them from numba's cache.
 
-    Parameters
-    ----------
-    element
-        The type of the weights or, if ``bits`` is not 0, of scales and biases: a key of
-        ``NUMPY_DTYPES``.
-    bits
-        Bits per integer. 0: the weights are not quantised.
-    mantissa_exact
-        Whether the mantissa conversion (``WeightFormat``) is exact for the model's weights.
+    ``element``, a key of ``NUMPY_DTYPES``, is the type of the weights or, if ``bits`` is not 0, of
+    the scales and biases of integers of ``bits`` bits. ``mantissa_exact`` is whether the mantissa
+    conversion (``WeightFormat``) is exact for the model's weights.
     """
     index = _FORMAT_KEYS.index((element, bits, False))
     # Only the function for one row uses the mantissa conversion. With it, sixteen rows were 3 %
@@ -265,7 +237,7 @@ def format_functions(element: str, bits: int = 0, mantissa_exact: bool = False) 
         _compile_widen(index),
     ]
     addresses = np.array([function.address for function in compiled], np.int64)
-    return FormatFunctions(addresses, _format(index).pack_steps, tuple(compiled))
+    return FormatFunctions(addresses, _FORMAT_LIST[index].pack_steps, tuple(compiled))
 
 
 def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:
@@ -273,22 +245,23 @@ def _compile_tile(format_index: int, max_rows: int, panels: int) -> Any:
         call = TileCall(x, x_row_bytes, rows, span, records, packs, panel, bias, out, out_row_bytes)
         _multiply_tile(format_index, max_rows, panels, call)
 
-    return compile_function(tile, len(TileCall._fields), format_index, max_rows, panels)
+    return compile_function(tile, format_index, max_rows, panels)
 
 
 def _compile_widen(format_index: int) -> Any:
     def widener(span, records, packs, panel, target):  # type: ignore[no-untyped-def]
         _widen_panel(format_index, WidenCall(span, records, packs, panel, target))
 
-    return compile_function(widener, len(WidenCall._fields), format_index)
+    return compile_function(widener, format_index)
 
 
-def compile_function(function: Any, arguments: int, *constants: object) -> Any:
-    """Compile a function of ``arguments`` int64, which contains ``constants``, as a C function."""
+def compile_function(function: Any, *constants: object) -> Any:
+    """Compile a function of int64, which contains ``constants``, as a C function."""
     # A unique name, because the linker would merge two functions of the same name that were
     # compiled by different processes and loaded from the cache.
     function.__qualname__ = "_".join([function.__name__, *map(str, constants)])
-    return c_function(types.void(*[types.int64] * arguments))(function)
+    arguments = [types.int64] * function.__code__.co_argcount
+    return c_function(types.void(*arguments))(function)
 
 
 @intrinsic

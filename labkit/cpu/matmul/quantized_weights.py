@@ -3,6 +3,7 @@
 Every class here can write its matrix as spans, the memory layout of ``quantized_matmul`` (see
 its docstring). Spans contain the model's bytes in another order: the elements of a vector register
 belong to adjacent columns of the product (rows of the matrix) at the same step along the depth K.
+``HalfMatrix`` describes what the other classes have, too.
 """
 
 from __future__ import annotations
@@ -111,7 +112,6 @@ class QuantizedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and K."""
         return self.words.shape[0], self.words.shape[1] * WORD_BITS // self.bits
 
     @property
@@ -121,7 +121,6 @@ class QuantizedMatrix:
 
     @property
     def kernel_format(self) -> tuple[str, int]:
-        """The first two arguments of ``quantized_matmul.format_functions``."""
         return dtype_name(self.scales), self.bits
 
     @property
@@ -143,7 +142,6 @@ class QuantizedMatrix:
 
     @property
     def weight_format(self) -> str:
-        """The format in the name of the counter ``weights.<format>``."""
         return "quantised"
 
     @property
@@ -154,7 +152,6 @@ class QuantizedMatrix:
         return np.dtype([*pair, words])
 
     def write_records(self, records: NDArray[Any]) -> None:
-        """Write the matrix into zeroed records [ceil(N / SPAN_COLUMNS), K / group size]."""
         _write_columns(records["words"], self.words.reshape(*self.scales.shape, -1))
         _write_columns(records["scales"], self.scales)
         _write_columns(records["biases"], self.biases)
@@ -168,7 +165,6 @@ class BlockMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and K."""
         return self.arrays.shape
 
     @property
@@ -178,7 +174,6 @@ class BlockMatrix:
 
     @property
     def kernel_format(self) -> tuple[str, int]:
-        """The first two arguments of ``quantized_matmul.format_functions``."""
         return self.arrays.name, self.arrays.format.bits
 
     @property
@@ -188,7 +183,6 @@ class BlockMatrix:
 
     @property
     def weight_format(self) -> str:
-        """The format in the name of the counter ``weights.<format>``."""
         return "quantised"
 
     @property
@@ -206,7 +200,6 @@ class BlockMatrix:
         return np.dtype([*supers, ("runs", run, (layout.block_steps // layout.run_steps,))])
 
     def write_records(self, records: NDArray[Any]) -> None:
-        """Write the matrix into zeroed records [ceil(N / SPAN_COLUMNS), K / group_size]."""
         layout, runs = self.arrays.format, records["runs"]
         lead = (self.shape[0], *runs.shape[1:])
         _write_columns(runs["words"], self.arrays.words.reshape(*lead, -1))

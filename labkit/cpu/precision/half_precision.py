@@ -64,14 +64,14 @@ def widen_by_arithmetic(code: Emitter, words: Any) -> Any:
 
     LLVM's own conversion would call a function for each element on such a CPU.
     """
-    build = code.builder
+    build, integer = code.builder, code.integer_constant
     bits = build.zext(words, I32_VECTOR)
-    size = build.shl(build.and_(bits, code.integer_constant(0x7FFF)), code.integer_constant(13))
-    sign = build.shl(build.and_(bits, code.integer_constant(0x8000)), code.integer_constant(16))
+    size = build.shl(build.and_(bits, integer(0x7FFF)), integer(13))
+    sign = build.shl(build.and_(bits, integer(0x8000)), integer(16))
     # The scaling is exact, even for subnormal numbers.
     scaled = build.fmul(build.bitcast(size, F32_VECTOR), code.constant(2.0**112))
-    is_special = build.icmp_unsigned(">=", size, code.integer_constant(0x7C00 << 13))
-    special = build.or_(size, code.integer_constant(_INFINITY))
+    is_special = build.icmp_unsigned(">=", size, integer(0x7C00 << 13))
+    special = build.or_(size, integer(_INFINITY))
     wide = build.select(is_special, special, build.bitcast(scaled, I32_VECTOR))
     return build.bitcast(build.or_(wide, sign), F32_VECTOR)
 
@@ -82,46 +82,39 @@ def _widen_float16(code: Emitter, words: Any) -> Any:
 
 
 def _narrow_float16(code: Emitter, value: Any) -> Any:
-    build = code.builder
+    build, integer = code.builder, code.integer_constant
     bits = build.bitcast(value, I32_VECTOR)
-    size = build.and_(bits, code.integer_constant(0x7FFFFFFF))
-    sign = build.lshr(build.and_(bits, code.integer_constant(1 << 31)), code.integer_constant(16))
-    odd = build.and_(build.lshr(size, code.integer_constant(13)), code.integer_constant(1))
-    half_less = build.add(
-        build.sub(size, code.integer_constant(_EXPONENT_SHIFT)), code.integer_constant(0xFFF)
-    )
-    normal = build.lshr(build.add(half_less, odd), code.integer_constant(13))
+    size = build.and_(bits, integer(0x7FFFFFFF))
+    sign = build.lshr(build.and_(bits, integer(1 << 31)), integer(16))
+    odd = build.and_(build.lshr(size, integer(13)), integer(1))
+    half_less = build.add(build.sub(size, integer(_EXPONENT_SHIFT)), integer(0xFFF))
+    normal = build.lshr(build.add(half_less, odd), integer(13))
     # Subnormal results: the last bit of 0.5 + x has the weight of the last bit of a subnormal
     # float16, so the addition rounds; the bits of 0.5 itself are cut off at the end.
-    small = build.bitcast(
-        build.fadd(build.bitcast(size, F32_VECTOR), code.constant(0.5)), I32_VECTOR
-    )
-    nan = build.icmp_unsigned(">", size, code.integer_constant(_INFINITY))
-    large = build.select(nan, code.integer_constant(0x7E00), code.integer_constant(0x7C00))
-    below = build.icmp_unsigned("<", size, code.integer_constant(_EXPONENT_SHIFT + (1 << 23)))
-    above = build.icmp_unsigned(">=", size, code.integer_constant(_EXPONENT_SHIFT + (31 << 23)))
+    sum_ = build.fadd(build.bitcast(size, F32_VECTOR), code.constant(0.5))
+    small = build.bitcast(sum_, I32_VECTOR)
+    nan = build.icmp_unsigned(">", size, integer(_INFINITY))
+    large = build.select(nan, integer(0x7E00), integer(0x7C00))
+    below = build.icmp_unsigned("<", size, integer(_EXPONENT_SHIFT + (1 << 23)))
+    above = build.icmp_unsigned(">=", size, integer(_EXPONENT_SHIFT + (31 << 23)))
     half = build.select(above, large, build.select(below, small, normal))
     return build.trunc(build.or_(half, sign), I16_VECTOR)
 
 
 def _widen_bfloat16(code: Emitter, words: Any) -> Any:
-    build = code.builder
-    return build.bitcast(
-        build.shl(build.zext(words, I32_VECTOR), code.integer_constant(16)), F32_VECTOR
-    )
+    upper = code.builder.shl(code.builder.zext(words, I32_VECTOR), code.integer_constant(16))
+    return code.builder.bitcast(upper, F32_VECTOR)
 
 
 def _narrow_bfloat16(code: Emitter, value: Any) -> Any:
-    build = code.builder
+    build, integer = code.builder, code.integer_constant
     bits = build.bitcast(value, I32_VECTOR)
-    upper = build.lshr(bits, code.integer_constant(16))
-    half_less = build.add(bits, code.integer_constant(0x7FFF))
-    nearest = build.add(half_less, build.and_(upper, code.integer_constant(1)))
+    upper = build.lshr(bits, integer(16))
+    half_less = build.add(bits, integer(0x7FFF))
+    nearest = build.add(half_less, build.and_(upper, integer(1)))
     nan = build.fcmp_unordered("uno", value, value)
-    quiet = build.or_(upper, code.integer_constant(0x40))
-    return build.trunc(
-        build.select(nan, quiet, build.lshr(nearest, code.integer_constant(16))), I16_VECTOR
-    )
+    quiet = build.or_(upper, integer(0x40))
+    return build.trunc(build.select(nan, quiet, build.lshr(nearest, integer(16))), I16_VECTOR)
 
 
 def _same(code: Emitter, value: Any) -> Any:

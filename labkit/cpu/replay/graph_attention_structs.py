@@ -54,33 +54,18 @@ summary_at = struct_at("AttentionSummary", SUMMARY)
 class AttentionInputs(NamedTuple):
     """A step's inputs to the attention launches of a graph.
 
-    Parameters
-    ----------
-    nonce, stamp
-        The first launch's nonce and expected stamp. The nonce increases by 1 from one launch to
-        the next, the stamp by ``STAMP_FACTORS[0]``.
-    scratch, cu_seqlens_q, seq_lens
-        As in ``kernel_entry_points.AttentionLaunch``.
-    launches
-        Address of an array with one ``LAUNCH`` per attention launch.
-    summaries, num_kinds
-        Address and length of an array with one ``SUMMARY`` per kind of layer, which a replay
-        updates.
-    counters
-        int64 [launches, workers + 1, ``COUNTER_COLUMNS``]: ``AttentionLaunch.counters`` per launch.
-    block_tables, block_size
-        int32 [sequences, max_blocks]: the KV blocks of each sequence, and the tokens per block.
+    Fields without a comment are as in ``kernel_entry_points.AttentionLaunch``.
     """
 
-    nonce: int
-    stamp: int
-    launches: int
-    summaries: int
-    num_kinds: int
+    nonce: int  # the first launch's; it increases by 1 from one launch to the next
+    stamp: int  # the first launch's expected one; it increases by ``STAMP_FACTORS[0]``
+    launches: int  # address of an array with one ``LAUNCH`` per attention launch
+    summaries: int  # address of an array with one ``SUMMARY`` per kind of layer
+    num_kinds: int  # its length; a replay updates the summaries
     scratch: NDArray[Any]
-    counters: NDArray[Any]
-    block_tables: NDArray[Any]
-    block_size: int
+    counters: NDArray[Any]  # int64 [launches, workers + 1, ``COUNTER_COLUMNS``], per launch
+    block_tables: NDArray[Any]  # int32 [sequences, max_blocks]: the KV blocks of each sequence
+    block_size: int  # tokens per block
     cu_seqlens_q: NDArray[Any]
     seq_lens: NDArray[Any]
 

@@ -20,11 +20,7 @@ from labkit.cpu.layers.top_two_logits import find_candidate, num_parts
 from labkit.cpu.matmul import matmul_op_kernels
 from labkit.cpu.matmul.matmul_op_kernels import params_at, share
 from labkit.cpu.replay.graph_attention_structs import LAUNCH_BYTES, launch_at
-from labkit.cpu.runtime.address_views import (
-    float_array,
-    int32_array,
-    int64_array,
-)
+from labkit.cpu.runtime.address_views import float_array, int32_array, int64_array
 from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
@@ -72,9 +68,9 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
     return units
 
 
+# These compute the rows or elements from ``first`` to ``end``.
 @inner
 def _embed(table: Any, first: int, end: int) -> None:
-    """Write the embeddings of the tokens in the rows from ``first`` to ``end``."""
     for row in range(first, end):
         token = int(int32_array(table.token_ids, end)[row])
         source = float_array(table.weights + 4 * token * table.width, table.width)
@@ -85,7 +81,6 @@ def _embed(table: Any, first: int, end: int) -> None:
 
 @inner
 def _rotate(rotation: Any, first: int, end: int) -> None:
-    """Apply RoPE to the rows from ``first`` to ``end``."""
     heads, width, half = rotation.heads, rotation.width, rotation.half
     positions = int32_array(rotation.positions, end)
     for token in range(first, end):
@@ -100,7 +95,6 @@ def _rotate(rotation: Any, first: int, end: int) -> None:
 
 @inner
 def _activate(activation: Any, first: int, end: int) -> None:
-    """Compute the activations of the elements from ``first`` to ``end``."""
     size, offset = end - first, 4 * first
     x, gate = float_array(activation.x + offset, size), float_array(activation.gate + offset, size)
     activate(activation.kind, x, gate, float_array(activation.out + offset, size))
@@ -108,7 +102,6 @@ def _activate(activation: Any, first: int, end: int) -> None:
 
 @inner
 def _elementwise(op: int, operands: Any, first: int, end: int) -> None:
-    """Add or multiply the elements of two arrays from ``first`` to ``end``."""
     size, offset = end - first, 4 * first
     a, b = float_array(operands.a + offset, size), float_array(operands.b + offset, size)
     out = float_array(operands.out + offset, size)
@@ -122,7 +115,6 @@ def _elementwise(op: int, operands: Any, first: int, end: int) -> None:
 
 @inner
 def _scale(operands: Any, first: int, end: int) -> None:
-    """Multiply the elements of an array from ``first`` to ``end`` by a number."""
     size, offset, factor = end - first, 4 * first, np.float32(operands.factor)
     a, out = float_array(operands.a + offset, size), float_array(operands.out + offset, size)
     for i in range(size):
@@ -131,7 +123,6 @@ def _scale(operands: Any, first: int, end: int) -> None:
 
 @inner
 def _normalize(norm: Any, first: int, end: int) -> None:
-    """Apply RMSNorm to the rows from ``first`` to ``end``."""
     width, weights = norm.width, float_array(norm.weights, norm.width)
     for row in range(first, end):
         offset = 4 * row * width

@@ -13,41 +13,35 @@ import time
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu.attention.attention_intrinsics import take_ticket
 from labkit.cpu.attention.kernel_entry_points import AttentionLaunch, run_decode_worker
-from labkit.cpu.capture import graph_ops
+from labkit.cpu.capture import graph_capture, graph_ops
 from labkit.cpu.capture.graph_capture import POSITIONS, TOKEN_IDS, CapturedGraph
 from labkit.cpu.capture.traced_array import Operand
 from labkit.cpu.layers.top_two_logits import CANDIDATE, MAX_PARTS, merge_candidates
 from labkit.cpu.matmul.quantized_matmul import call_function
-from labkit.cpu.replay import graph_memory
 from labkit.cpu.replay.graph_attention_structs import (
     LAUNCH_BYTES,
     AttentionInputs,
     audit_launches,
     launch_at,
 )
-from labkit.cpu.replay.graph_op_kernels import (
-    attention_at,
-    greedy_at,
-    num_units,
-    unit_address,
-)
+from labkit.cpu.replay.graph_op_kernels import attention_at, greedy_at, num_units, unit_address
 from labkit.cpu.runtime.address_views import (
     address_of,
+    fetch_add,
     float_array,
     int32_array,
     int64_array,
+    load_atomic,
     struct_at,
 )
-from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.aligned_memory import aligned_zeros
 from labkit.cpu.runtime.forward_clock import CLOCK_ID, FORWARD_CLOCK, ForwardClock
-from labkit.cpu.runtime.jit import inner, intrinsic, kernel
-from labkit.cpu.simd.simd_emitter import POINTER
+from labkit.cpu.runtime.jit import inner, kernel
 
 MAX_REPLAY_ROWS = 64  # larger steps are not replayed, because Python's share of them is small
 # Reads of the counter (some 20 ns each) before a waiting thread yields its core.
@@ -75,29 +69,6 @@ node_at = struct_at("GraphNode", graph_ops.NODE)
 out_at = struct_at("GraphOut", np.dtype([("out", np.int64)]))
 
 
-@intrinsic
-def _add_one(typing_context: Any, counter: Any) -> Any:
-    """Add one to the int64 at an address, ordered after all preceding writes."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], POINTER)
-        builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
-
-
-@intrinsic
-def _read(typing_context: Any, counter: Any) -> Any:
-    """Read the int64 at an address, ordered before all following reads."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load_atomic(pointer, "seq_cst", 8)
-
-    return types.int64(types.int64), emit
-
-
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 _TIMESPEC = np.dtype([("s", np.int64), ("ns", np.int64)])
@@ -113,7 +84,7 @@ _PRODUCTS = (
 def _wait_until(counter: int, count: int) -> None:
     """Wait until the int64 at address ``counter`` has reached ``count``."""
     reads = 0
-    while _read(counter) < count:
+    while load_atomic(counter) < count:
         reads += 1
         if reads > READS_BEFORE_YIELD:
             _sched_yield()
@@ -165,7 +136,7 @@ def _run_thread(
                 if graph.began != 0 and unit == 0:
                     _clock_gettime(CLOCK_ID, graph.began + 16 * node)
                 _run_node(graph, node, unit, units, rows, lookup, attention)
-            _add_one(graph.progress)
+            fetch_add(graph.progress, 1)
             unit = take_ticket(tickets)
         due += units
         i = after
@@ -210,28 +181,16 @@ def _choose_greedily(graph: Any, rows: int) -> None:
 # arrays that are neither arguments nor read afterwards as dead code.
 @kernel
 def replay(
-    graph_address: int,
-    tokens: NDArray[Any],
-    logits: NDArray[Any],
+    graph_address: int,  # of a ``GRAPH``
+    tokens: NDArray[Any],  # int32 [rows]: the token ids
+    logits: NDArray[Any],  # float32 [rows, vocabulary]: the output
     lookup: Any,
     attention: AttentionInputs,
 ) -> int:
     """Run the launches of a step and return the number of attention launches with a wrong stamp.
 
-    If a token id is not in the model's vocabulary, nothing is run and -1 is returned.
-
-    Parameters
-    ----------
-    graph_address
-        Address of a ``GRAPH``.
-    tokens
-        int32 [rows]: the token ids.
-    logits
-        float32 [rows, vocabulary]: the output.
-    lookup
-        As in ``kernel_entry_points.decode``. Its type selects the resolver at compile time.
-    attention
-        The inputs to the attention launches.
+    If a token id is not in the model's vocabulary, nothing is run and -1 is returned. The type of
+    ``lookup`` selects the resolver at compile time, as in ``kernel_entry_points.decode``.
     """
     if not _begin(graph_at(graph_address), tokens, logits, attention):
         return -1
@@ -263,9 +222,7 @@ class ExecutableGraph:
         self._set_words()
         self._nodes = np.zeros(len(self._ops), graph_ops.NODE)
         self._nodes["op"] = self._ops
-        self._nodes["unit"] = [
-            0 if op == graph_ops.ATTENTION else unit_address(op) for op in self._ops
-        ]
+        self._nodes["unit"] = [unit_address(op) for op in self._ops]
         self._nodes["params"] = address_of(self._words) + graph_ops.WORD_BYTES * self._starts[:-1]
         self._progress = np.zeros(1 + len(self._ops), np.int64)
         self._began = np.zeros(len(self._ops), _TIMESPEC)
@@ -286,13 +243,13 @@ class ExecutableGraph:
     def _set_words(self) -> None:
         """Place the buffers, and set the constant and the per-row part of every parameter."""
         graph = self.captured
-        lifetimes = graph_memory.lifetimes([node.buffers for node in graph.nodes])
+        lifetimes = graph_capture.lifetimes([node.buffers for node in graph.nodes])
         elsewhere = (TOKEN_IDS, POSITIONS, graph.nodes[-1].out.buffer)  # the last one: the logits
         lifetimes = {b: span for b, span in lifetimes.items() if b not in elsewhere}
         num_bytes = {buffer: MAX_REPLAY_ROWS * size for buffer, size in enumerate(graph.row_bytes)}
-        offsets, size = graph_memory.place_buffers(lifetimes, num_bytes)
-        self._arena = np.empty(size + CACHE_LINE_BYTES, np.uint8)
-        start = -(-address_of(self._arena) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        offsets, size = graph_capture.place_buffers(lifetimes, num_bytes)
+        self._arena = aligned_zeros(1, size)
+        start = address_of(self._arena)
         addresses = {buffer: start + offset for buffer, offset in offsets.items()}
         addresses[TOKEN_IDS] = address_of(self._token_ids)
         addresses[POSITIONS] = address_of(self._positions)

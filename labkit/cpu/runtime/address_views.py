@@ -1,4 +1,4 @@
-"""Access to structs and arrays by address: memory that Python fills and kernels read.
+"""Access to structs, arrays and words by address: memory that Python fills and kernels read.
 
 In Python, a struct is a record of a NumPy structured dtype. In a kernel, the struct's fields are
 attributes. Addresses are int64.
@@ -10,11 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, extending, from_dtype, types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from labkit.cpu.runtime.jit import inlined, intrinsic
+from labkit.cpu.runtime.jit import emitted, inlined, intrinsic
+
+_I64 = ir.IntType(64)
+_POINTER = _I64.as_pointer()
 
 
 class StructType(types.Record):  # type: ignore[misc]
@@ -65,51 +69,48 @@ def address_of(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), emit
+@emitted(types.voidptr)
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, cgutils.voidptr_t)
 
 
 @inlined
-def float_array(address: int, size: int) -> Any:
-    """Return the memory at an address as float32 [size]."""
-    return carray(_pointer(address), (size,), np.float32)
+def float_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as float32 of a shape: an int or a tuple of ints."""
+    return carray(_pointer(address), shape, np.float32)
 
 
 @inlined
-def float_matrix(address: int, rows: int, width: int) -> Any:
-    """Return the memory at an address as float32 [rows, width]."""
-    return carray(_pointer(address), (rows, width), np.float32)
+def int32_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as int32, as in ``float_array``."""
+    return carray(_pointer(address), shape, np.int32)
 
 
 @inlined
-def int32_array(address: int, size: int) -> Any:
-    """Return the memory at an address as int32 [size]."""
-    return carray(_pointer(address), (size,), np.int32)
+def int64_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as int64, as in ``float_array``."""
+    return carray(_pointer(address), shape, np.int64)
 
 
 @inlined
-def int64_array(address: int, size: int) -> Any:
-    """Return the memory at an address as int64 [size]."""
-    return carray(_pointer(address), (size,), np.int64)
+def byte_array(address: int, shape: Any) -> Any:
+    """Return the memory at an address as uint8, as in ``float_array``."""
+    return carray(_pointer(address), shape, np.uint8)
 
 
-@inlined
-def int64_matrix(address: int, rows: int, width: int) -> Any:
-    """Return the memory at an address as int64 [rows, width]."""
-    return carray(_pointer(address), (rows, width), np.int64)
+@emitted(types.int64)
+def load_atomic(builder: Any, address: Any) -> Any:
+    """Read the int64 at an address, ordered before all following reads."""
+    return builder.load_atomic(builder.inttoptr(address, _POINTER), "seq_cst", 8)
 
 
-@inlined
-def byte_matrix(address: int, rows: int, width: int) -> Any:
-    """Return the memory at an address as uint8 [rows, width]."""
-    return carray(_pointer(address), (rows, width), np.uint8)
+@emitted(types.int64)
+def fetch_add(builder: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at an address, after all preceding writes, and return its old value."""
+    return builder.atomic_rmw("add", builder.inttoptr(address, _POINTER), value, "seq_cst")
 
 
-@inlined
-def float_panels(address: int, panels: int, depth: int, width: int) -> Any:
-    """Return the memory at an address as float32 [panels, depth, width]."""
-    return carray(_pointer(address), (panels, depth, width), np.float32)
+@emitted(types.int64)
+def stack_words(builder: Any, count: Any) -> Any:
+    """Allocate ``count`` int64 on the stack of the calling function and return their address."""
+    return builder.ptrtoint(builder.alloca(_I64, count), _I64)

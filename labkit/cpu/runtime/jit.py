@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -39,7 +41,7 @@ def c_function(signature: Any) -> Callable[[F], Any]:
 
 def kernel(function: F) -> F:
     """Compile a kernel: a function whose ``prange`` loops run on the thread pool."""
-    return cast(F, thread_pool.kernel(error_model="numpy")(function))
+    return cast(F, thread_pool.kernel()(function))
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,6 +50,38 @@ def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     The first parameter of ``function`` is numba's typing context. Kernels omit this argument.
     """
     return cast(Callable[..., Any], extending.intrinsic(function))
+
+
+def emitted(result: Any = types.void, **kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function that emits the instructions of an intrinsic with llvmlite's builder.
+
+    The function's first parameter is the builder. The others are those of the intrinsic, as LLVM
+    values. ``result`` is the numba type of the result. Arguments are int64 unless ``kinds`` gives
+    another type for the parameter. If it gives None, the argument may have any type, and the
+    function gets this type instead of the value.
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        names = list(inspect.signature(emit).parameters)[1:]
+        wanted = [kinds.get(name, types.int64) for name in names]
+
+        @intrinsic
+        @functools.wraps(emit)
+        def define(_typing_context: Any, *given: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                operands = [
+                    kind if want is None else value
+                    for want, kind, value in zip(wanted, signature.args, values, strict=True)
+                ]
+                value = emit(builder, *operands)
+                return context.get_dummy_value() if result is types.void else value
+
+            signature = result(*(want or kind for want, kind in zip(wanted, given, strict=True)))
+            return signature, generate
+
+        return define
+
+    return decorate
 
 
 def variants_of(function: Callable[..., Any]) -> Callable[[F], F]:

@@ -68,7 +68,7 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
 
     The kernel is compiled at its first call. ``*signature``: a numba signature. If it is given, the
     kernel has no other, and ``kernel.precompile()`` compiles it without a call. ``**options``:
-    options of ``numba.njit``.
+    options of ``numba.njit``. Divisions are NumPy's: they do not raise.
     """
     choose_layer()
     compile_: Callable[[Callable[..., Any]], Any] = numba.njit(
@@ -77,6 +77,7 @@ def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], An
         cache=True,
         no_cfunc_wrapper=True,
         pipeline_class=KernelCompiler,
+        error_model="numpy",
         **options,
     )
 
@@ -200,17 +201,12 @@ class Pool:
         ctypes.memset(self._memory, 0, 8 * self._first_word(len(self._workers)))
         for name, value in asdict(self._tuning).items():
             self._write(getattr(code, name.upper()), NEVER_US if value is None else value)
-        locks = [
-            self._address(code.LOCK),
-            *(self._worker_address(k, code.OWN_LOCK) for k in self._workers),
-        ]
-        signals = [
-            self._address(code.DONE),
-            *(self._worker_address(k, code.WAKE_UP) for k in self._workers),
-        ]
+        firsts = [self._first_word(k) for k in self._workers]
+        locks = [code.LOCK, *(first + code.OWN_LOCK for first in firsts)]
+        signals = [code.DONE, *(first + code.WAKE_UP for first in firsts)]
         for lock, signal in zip(locks, signals, strict=True):
-            _check(libc.pthread_mutex_init(lock, None))
-            _check(libc.pthread_cond_init(signal, None))
+            _check(libc.pthread_mutex_init(self._address(lock), None))
+            _check(libc.pthread_cond_init(self._address(signal), None))
         self._threads = []
         run = ctypes.c_void_p(code.worker.address)
         try:
@@ -231,8 +227,7 @@ class Pool:
 
     def _first_word(self, k: int) -> int:
         """Return the index of worker k's first word. Here, workers are numbered from 0."""
-        first, each = self._code.FIRST_WORKER, self._code.WORKER_WORDS
-        return int(first + k * each)
+        return int(self._code.FIRST_WORKER + k * self._code.WORKER_WORDS)
 
     def _write(self, word: int, value: int) -> None:
         ctypes.c_int64.from_address(self._memory + 8 * word).value = value

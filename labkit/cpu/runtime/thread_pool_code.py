@@ -14,8 +14,7 @@ core to another process. For a while all workers then spin only briefly, because
 up the time slice that the next job needs. After a longer jump they do not in a live arm's process,
 which was stopped during another arm's turn.
 
-The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words. All code is in one
-file because numba's cache only checks the file of the calling function for changes.
+The pool's memory is the symbol ``labkit_pool``. Offsets are in 8-byte words.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from labkit.cpu.runtime.address_views import fetch_add, load_atomic, stack_words
 from labkit.cpu.runtime.aligned_memory import CACHE_LINE_BYTES
+from labkit.cpu.runtime.jit import emitted
 from labkit.cpu.runtime.numba_pipelines import CallerCompiler, InnerCompiler
 
 POOL_SYMBOL = "labkit_pool"
@@ -87,144 +87,70 @@ def _pool_memory(builder: Any) -> Any:
 
 
 # Intrinsics, because numba would compile a function once for each constant.
-@intrinsic
-def _address(_typing, word):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _address(builder: Any, word: Any) -> Any:
     """Return the address of a word of the pool's memory."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.add(_pool_memory(builder), builder.mul(arguments[0], _I64(8)))
-
-    return types.intp(types.intp), emit
+    return builder.add(_pool_memory(builder), builder.mul(word, _I64(8)))
 
 
-@intrinsic
-def _worker_address(_typing, k, word):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _worker_address(builder: Any, k: Any, word: Any) -> Any:
     """Return the address of a word of worker k. Workers are numbered from 1."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        k, word = arguments
-        first = builder.mul(builder.sub(k, _I64(1)), _I64(8 * WORKER_WORDS))
-        offset = builder.add(builder.mul(word, _I64(8)), _I64(8 * FIRST_WORKER))
-        return builder.add(_pool_memory(builder), builder.add(first, offset))
-
-    return types.intp(types.intp, types.intp), emit
+    first = builder.mul(builder.sub(k, _I64(1)), _I64(8 * WORKER_WORDS))
+    offset = builder.add(builder.mul(word, _I64(8)), _I64(8 * FIRST_WORKER))
+    return builder.add(_pool_memory(builder), builder.add(first, offset))
 
 
-@intrinsic
-def _load(_typing, address):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _load(builder: Any, address: Any) -> Any:
     """Read a word non-atomically. No other thread may write it at the same time."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], _POINTER))
-
-    return types.intp(types.intp), emit
+    return builder.load(builder.inttoptr(address, _POINTER))
 
 
-@intrinsic
-def _store(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted()
+def _store(builder: Any, address: Any, value: Any) -> None:
     """Write a word non-atomically. No other thread may read it at the same time."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], _POINTER))
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), emit
+    builder.store(value, builder.inttoptr(address, _POINTER))
 
 
-@intrinsic
-def _load_atomic(_typing, address):  # type: ignore[no-untyped-def]
-    """Read a word atomically, because other threads write it."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _POINTER), _ORDER, 8)
-
-    return types.intp(types.intp), emit
-
-
-@intrinsic
-def _store_atomic(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted()
+def _store_atomic(builder: Any, address: Any, value: Any) -> None:
     """Write a word atomically, because other threads read it."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, value = arguments
-        builder.store_atomic(value, builder.inttoptr(address, _POINTER), _ORDER, 8)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), emit
+    builder.store_atomic(value, builder.inttoptr(address, _POINTER), _ORDER, 8)
 
 
-@intrinsic
-def _fetch_add(_typing, address, value):  # type: ignore[no-untyped-def]
-    """Add ``value`` to a word atomically and return the word's old value."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, value = arguments
-        return builder.atomic_rmw("add", builder.inttoptr(address, _POINTER), value, _ORDER)
-
-    return types.intp(types.intp, types.intp), emit
-
-
-@intrinsic
-def _fetch_and(_typing, address, value):  # type: ignore[no-untyped-def]
+@emitted()
+def _fetch_and(builder: Any, address: Any, value: Any) -> None:
     """Replace a word by its bitwise and with ``value``, atomically."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, value = arguments
-        builder.atomic_rmw("and", builder.inttoptr(address, _POINTER), value, _ORDER)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), emit
+    builder.atomic_rmw("and", builder.inttoptr(address, _POINTER), value, _ORDER)
 
 
-@intrinsic
-def _compare_and_swap(_typing, address, expected, value):  # type: ignore[no-untyped-def]
+@emitted(types.intp)
+def _compare_and_swap(builder: Any, address: Any, expected: Any, value: Any) -> Any:
     """Write ``value`` to a word if it equals ``expected``, atomically. Return its old value."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, expected, value = arguments
-        pointer = builder.inttoptr(address, _POINTER)
-        pair = builder.cmpxchg(pointer, expected, value, _ORDER, _ORDER)
-        return builder.extract_value(pair, 0)
-
-    return types.intp(types.intp, types.intp, types.intp), emit
+    pointer = builder.inttoptr(address, _POINTER)
+    pair = builder.cmpxchg(pointer, expected, value, _ORDER, _ORDER)
+    return builder.extract_value(pair, 0)
 
 
-@intrinsic
-def _pause(_typing):  # type: ignore[no-untyped-def]
+@emitted()
+def _pause(builder: Any) -> None:
     """Hint to the core that it is in a spin loop."""
-
-    def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        if platform.machine() in _PAUSE:
-            name, values = _PAUSE[platform.machine()]
-            arguments = [ir.IntType(32)(value) for value in values]
-            kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    if platform.machine() in _PAUSE:
+        name, values = _PAUSE[platform.machine()]
+        arguments = [ir.IntType(32)(value) for value in values]
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-@intrinsic
-def _stack_words(_typing, count):  # type: ignore[no-untyped-def]
-    """Allocate ``count`` words on the stack of the calling function and return their address."""
-
-    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(builder.alloca(_I64, arguments[0]), _I64)
-
-    return types.intp(types.intp), emit
-
-
-@intrinsic
-def _call(_typing, function, arguments, dimensions, steps, data):  # type: ignore[no-untyped-def]
+@emitted()
+def _call(
+    builder: Any, function: Any, arguments: Any, dimensions: Any, steps: Any, data: Any
+) -> None:
     """Call the loop body that numba generated, whose address is ``function``."""
-
-    def emit(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
-        function, *rest = values
-        builder.call(builder.inttoptr(function, kind.as_pointer()), rest)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 5), emit
+    kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
+    pointer = builder.inttoptr(function, kind.as_pointer())
+    builder.call(pointer, [arguments, dimensions, steps, data])
 
 
 @njit(pipeline_class=InnerCompiler)
@@ -244,19 +170,19 @@ def _spin_limit_us(now, before):  # type: ignore[no-untyped-def]
     """
     if _load(_address(ASIDE_US)) < now - before <= _load(_address(STOPPED_US)):
         _store_atomic(_address(CROWDED), now + _load(_address(CROWDED_US)))
-    return _load(_address(CROWDED_SPIN_US if now < _load_atomic(_address(CROWDED)) else SPIN_US))
+    return _load(_address(CROWDED_SPIN_US if now < load_atomic(_address(CROWDED)) else SPIN_US))
 
 
 @njit(pipeline_class=InnerCompiler)
 def _has_job(k):  # type: ignore[no-untyped-def]
-    gate = _load_atomic(_address(GATE))
+    gate = load_atomic(_address(GATE))
     return gate & OPEN != 0 and k < gate >> THREADS_SHIFT
 
 
 @njit(pipeline_class=InnerCompiler)
 def _enter(k):  # type: ignore[no-untyped-def]
     """Enter the gate as worker k. Return False if it is closed or the job does not use worker k."""
-    gate = _load_atomic(_address(GATE))
+    gate = load_atomic(_address(GATE))
     while gate & OPEN != 0 and k < gate >> THREADS_SHIFT:
         current = _compare_and_swap(_address(GATE), gate, gate + 1)
         if current == gate:
@@ -268,8 +194,8 @@ def _enter(k):  # type: ignore[no-untyped-def]
 @njit(pipeline_class=InnerCompiler)
 def _leave():  # type: ignore[no-untyped-def]
     """Leave the gate. The last worker to leave wakes the caller if the caller sleeps."""
-    left = _fetch_add(_address(GATE), -1) - 1
-    if left & INSIDE == 0 and _load_atomic(_address(WAITING)) != 0:
+    left = fetch_add(_address(GATE), -1) - 1
+    if left & INSIDE == 0 and load_atomic(_address(WAITING)) != 0:
         _mutex_lock(_address(LOCK))
         _mutex_unlock(_address(LOCK))
         _cond_signal(_address(DONE))
@@ -293,17 +219,17 @@ def _run_units():  # type: ignore[no-untyped-def]
     rank, count, units = _load(_address(RANK)), _load(_address(COUNT)), _load(_address(UNITS))
     arguments, steps = _load(_address(ARGUMENTS)), _load(_address(STEPS))
     dimensions = _load(_address(DIMENSIONS))
-    own = _stack_words(count + rank + 1)
+    own = stack_words(count + rank + 1)
     own_dimensions = own + 8 * count
     _store(own_dimensions, 1)
     for i in range(1, rank + 1):
         _store(own_dimensions + 8 * i, _load(dimensions + 8 * i))
-    unit = _fetch_add(_address(TICKET), 1)
+    unit = fetch_add(_address(TICKET), 1)
     while unit < units:
         for i in range(count):
             _store(own + 8 * i, _load(arguments + 8 * i) + unit * _load(steps + 8 * i))
         _call(_load(_address(FUNCTION)), own, own_dimensions, steps, _load(_address(DATA)))
-        unit = _fetch_add(_address(TICKET), 1)
+        unit = fetch_add(_address(TICKET), 1)
     _fetch_and(_address(GATE), ~OPEN)
 
 
@@ -313,18 +239,18 @@ def _await_workers():  # type: ignore[no-untyped-def]
 
     Sleeping frees this core for a worker that has been suspended.
     """
-    if _load_atomic(_address(GATE)) & INSIDE == 0:
+    if load_atomic(_address(GATE)) & INSIDE == 0:
         return
-    buffer = _stack_words(2)
+    buffer = stack_words(2)
     end = _now_us(buffer) + _load(_address(ASIDE_US))
     while _now_us(buffer) < end:
         for _ in range(SPINS_PER_CLOCK_READ):
-            if _load_atomic(_address(GATE)) & INSIDE == 0:
+            if load_atomic(_address(GATE)) & INSIDE == 0:
                 return
             _pause()
     _mutex_lock(_address(LOCK))
     _store_atomic(_address(WAITING), 1)
-    while _load_atomic(_address(GATE)) & INSIDE != 0:
+    while load_atomic(_address(GATE)) & INSIDE != 0:
         _cond_wait(_address(DONE), _address(LOCK))
     _store_atomic(_address(WAITING), 0)
     _mutex_unlock(_address(LOCK))
@@ -333,9 +259,9 @@ def _await_workers():  # type: ignore[no-untyped-def]
 @njit(pipeline_class=InnerCompiler)
 def _await_job(k):  # type: ignore[no-untyped-def]
     """Wait for a job and enter its gate as worker k. Return False if the pool is being closed."""
-    buffer = _stack_words(2)
+    buffer = stack_words(2)
     start = before = _now_us(buffer)
-    while _load_atomic(_address(STOP)) == 0:
+    while load_atomic(_address(STOP)) == 0:
         for _ in range(SPINS_PER_CLOCK_READ):
             if _enter(k):
                 return True
@@ -344,7 +270,7 @@ def _await_job(k):  # type: ignore[no-untyped-def]
         if now - start > _spin_limit_us(now, before):
             _sleep_until_woken(k)
             if _enter(k):
-                _wake_first(k + 1, _load_atomic(_address(GATE)) >> THREADS_SHIFT)
+                _wake_first(k + 1, load_atomic(_address(GATE)) >> THREADS_SHIFT)
                 return True
             start = now = _now_us(buffer)
         before = now
@@ -356,7 +282,7 @@ def _sleep_until_woken(k):  # type: ignore[no-untyped-def]
     """Sleep as worker k until woken. Return at once if there is a job or the pool is closing."""
     _mutex_lock(_worker_address(k, OWN_LOCK))
     _store_atomic(_worker_address(k, ASLEEP), 1)
-    if not _has_job(k) and _load_atomic(_address(STOP)) == 0:
+    if not _has_job(k) and load_atomic(_address(STOP)) == 0:
         _cond_wait(_worker_address(k, WAKE_UP), _worker_address(k, OWN_LOCK))
     _store_atomic(_worker_address(k, ASLEEP), 0)
     _mutex_unlock(_worker_address(k, OWN_LOCK))
@@ -386,7 +312,7 @@ def parallel_for(function, arguments, dimensions, steps, data, rank, count, thre
     runs all units itself.
     """
     units = _load(dimensions)
-    threads = min(threads, _load_atomic(_address(WORKERS)) + 1, units)
+    threads = min(threads, load_atomic(_address(WORKERS)) + 1, units)
     if threads < 2 or _compare_and_swap(_address(BUSY), 0, 1) != 0:
         _call(function, arguments, dimensions, steps, data)
         return
@@ -410,8 +336,8 @@ def parallel_for(function, arguments, dimensions, steps, data, rank, count, thre
 def thread_id():  # type: ignore[no-untyped-def]
     """Return the number of the calling worker (from 1), or 0 for a thread that is not a worker."""
     identity = _pthread_self()
-    for k in range(1, _load_atomic(_address(WORKERS)) + 1):
-        if _load_atomic(_worker_address(k, IDENTITY)) == identity:
+    for k in range(1, load_atomic(_address(WORKERS)) + 1):
+        if load_atomic(_worker_address(k, IDENTITY)) == identity:
             return k
     return 0
 

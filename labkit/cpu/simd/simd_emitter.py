@@ -7,12 +7,15 @@ fixed order and no fast-math, so that the bits of an element never depend on oth
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
+from labkit.cpu.runtime import jit
 from labkit.cpu.simd.register_tile_sizes import AVX2, AVX512, HOST_REGISTERS, LANES, NEON
 
 F32 = ir.FloatType()
@@ -96,7 +99,7 @@ class Emitter:
         return self.builder.call(self.declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
 
     def outer_product(
-        self, factors: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]
+        self, factors: Iterable[Any], columns: Sequence[Any], sums: Sequence[Any]
     ) -> list[Any]:
         """Add an outer product to a register tile and return the tile.
 
@@ -110,10 +113,6 @@ class Emitter:
                 totals.append(self.fma(factor, column, total))
         return totals
 
-    def negative(self, x: Any) -> Any:
-        """Return ``-x`` in each lane."""
-        return self.builder.fneg(x)
-
     def lookup_bytes(self, table: Sequence[int], indices: Any) -> Any:
         """Replace every byte ``i`` of ``indices`` by ``table[i]``.
 
@@ -121,35 +120,50 @@ class Emitter:
         8 bits.
         """
         build = self.builder
-        lanes = build.bitcast(indices, _BYTE_VECTOR)
-        if HOST_REGISTERS not in _BYTE_LOOKUPS:
-            return build.bitcast(self._select_bytes(table, lanes), I32_VECTOR)
-        name, width = _BYTE_LOOKUPS[HOST_REGISTERS]
-        kind = ir.VectorType(I8, width)
-        function = self.declared(name, ir.FunctionType(kind, [kind, kind]))
-        values = ir.Constant(kind, list(table) * (width // 16))
-        parts = []
-        for first in range(0, 4 * LANES, width):
-            order = ir.Constant(ir.VectorType(I32, width), list(range(first, first + width)))
-            parts.append(build.call(function, [values, build.shuffle_vector(lanes, lanes, order)]))
-        while len(parts) > 1:
-            size = 2 * parts[0].type.count
-            order = ir.Constant(ir.VectorType(I32, size), list(range(size)))
-            parts = [
-                build.shuffle_vector(left, right, order)
-                for left, right in zip(parts[::2], parts[1::2], strict=True)
-            ]
-        return build.bitcast(parts[0], I32_VECTOR)
-
-    def _select_bytes(self, table: Sequence[int], lanes: Any) -> Any:
-        """Compute ``lookup_bytes`` by comparisons, for CPUs without a table-lookup instruction."""
-        build, values = self.builder, ir.Constant(_BYTE_VECTOR, [table[0]] * 4 * LANES)
+        if HOST_REGISTERS in _BYTE_LOOKUPS:
+            name, width = _BYTE_LOOKUPS[HOST_REGISTERS]
+            kind, values = ir.VectorType(I8, width), self._bytes(list(table) * (LANES // 4))
+            parts = self.call_by_register(name, width // 4, kind, (values, kind), (indices, kind))
+            return build.bitcast(parts, I32_VECTOR)
+        lanes, values = build.bitcast(indices, _BYTE_VECTOR), self._bytes([table[0]] * 4 * LANES)
         for index, value in enumerate(table[1:], 1):
-            is_index = build.icmp_unsigned(
-                "==", lanes, ir.Constant(_BYTE_VECTOR, [index] * 4 * LANES)
-            )
-            values = build.select(is_index, ir.Constant(_BYTE_VECTOR, [value] * 4 * LANES), values)
-        return values
+            is_index = build.icmp_unsigned("==", lanes, self._bytes([index] * 4 * LANES))
+            values = build.select(is_index, self._bytes([value] * 4 * LANES), values)
+        return build.bitcast(values, I32_VECTOR)
+
+    def _bytes(self, values: list[int]) -> Any:
+        return ir.Constant(_BYTE_VECTOR, values)
+
+    def call_by_register(self, name: str, lanes: int, result: Any, *vectors: Any) -> Any:
+        """Split vectors into registers, call an LLVM intrinsic for each, and join the results.
+
+        ``lanes`` is the number of 32-bit lanes of a register. ``vectors`` contains a pair for each
+        argument of the intrinsic: the vector to split, and the type of the argument. ``result`` is
+        the type that the intrinsic returns.
+        """
+        build, kinds = self.builder, [kind for _, kind in vectors]
+        function = self.declared(name, ir.FunctionType(result, kinds))
+        columns = [self.split(vector, lanes) for vector, _ in vectors]
+        calls = (
+            [build.bitcast(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+            for parts in zip(*columns, strict=True)
+        )
+        return self.join([build.call(function, arguments) for arguments in calls])
+
+    def split(self, vector: Any, lanes: int) -> list[Any]:
+        """Split a vector of ``32 * LANES`` bits into parts of ``lanes`` lanes of 32 bits."""
+        if lanes == LANES:
+            return [vector]
+        size = vector.type.count * lanes // LANES
+        firsts = range(0, vector.type.count, size)
+        return [self.shuffle(vector, vector, range(first, first + size)) for first in firsts]
+
+    def join(self, parts: list[Any]) -> Any:
+        """Join the parts of ``split`` to one vector."""
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self.shuffle(a, b, range(2 * a.type.count)) for a, b in pairs]
+        return parts[0]
 
     def maximum(self, a: Any, b: Any) -> Any:
         """Return the larger of ``a`` and ``b`` in each lane."""
@@ -166,8 +180,13 @@ class Emitter:
         return self.builder.call(self.declared(f"llvm.rint.v{LANES}f32", kind), [x])
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        """Return a vector of the listed lanes, where ``LANES + i`` means lane i of ``b``."""
-        return self.builder.shuffle_vector(a, b, ir.Constant(I32_VECTOR, list(lanes)))
+        """Return the listed lanes of two vectors. Those of ``b`` follow those of ``a``."""
+        order = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+        return self.builder.shuffle_vector(a, b, order)
+
+    def reduce(self, vectors: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
+        """Combine vectors, one after another, and then the lanes of the result."""
+        return self.reduce_lanes(functools.reduce(combine, vectors), combine)
 
     def reduce_lanes(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """Combine all lanes pairwise in a fixed order. Every lane of the result is the total."""
@@ -177,6 +196,17 @@ class Emitter:
             vector = combine(vector, swapped)
             half //= 2
         return vector
+
+    def largest_magnitude(self, numbers: Sequence[Any]) -> Any:
+        """Return the bits of the largest magnitude of vectors of float32, in every lane, as int32.
+
+        As integers, magnitudes have the order of their bits, with infinity and NaN as the largest.
+        """
+        build, mask = self.builder, self.integer_constant(0x7FFFFFFF)
+        magnitudes = [build.and_(build.bitcast(number, I32_VECTOR), mask) for number in numbers]
+        return self.reduce(
+            magnitudes, lambda a, b: build.select(build.icmp_signed(">", a, b), a, b)
+        )
 
     def exp2(self, x: Any) -> Any:
         """Return ``2**x`` for ``x <= 0``. The result is at least ``2**-126``, and NaN stays NaN."""
@@ -219,15 +249,12 @@ class Emitter:
         rows = list(rows)
         half = 1
         while half < LANES:
-            lanes_of = [[], []]  # type: list[list[int]]
-            for lane in range(LANES):
-                low = not lane & half
-                lanes_of[0].append(lane if low else LANES + lane - half)
-                lanes_of[1].append(lane + half if low else LANES + lane)
+            low = [LANES + lane - half if lane & half else lane for lane in range(LANES)]
+            high = [lane + half for lane in low]
             for i in range(LANES):
                 if not i & half:
                     a, b = rows[i], rows[i + half]
-                    rows[i], rows[i + half] = (self.shuffle(a, b, lanes) for lanes in lanes_of)
+                    rows[i], rows[i + half] = self.shuffle(a, b, low), self.shuffle(a, b, high)
             half *= 2
         return rows
 
@@ -241,16 +268,10 @@ class Emitter:
     ) -> list[Any]:
         """Emit a loop and return the carried values after its last iteration.
 
-        Parameters
-        ----------
-        end, start
-            The index runs from ``start`` (default 0) to ``end`` (exclusive).
-        emit_body
-            ``emit_body(index, values)`` emits an iteration and returns the next values.
-        carried
-            The values before the first iteration. If there are no iterations, they are the result.
-        unroll
-            Iterations per jump. The number of iterations must be a multiple of ``unroll``.
+        The index runs from ``start`` (default 0) to ``end`` (exclusive). An iteration is emitted by
+        ``emit_body(index, values)``, which returns the next values. ``carried`` are the values
+        before the first iteration. ``unroll`` is the number of iterations per jump; it must divide
+        their number.
         """
         build = self.builder
         before, head = build.block, build.append_basic_block("head")
@@ -304,6 +325,15 @@ class Emitter:
             build.branch(after)
         build.position_at_end(after)
 
+    def clamped(self, numbers: Sequence[int], count: Any) -> list[Any]:
+        """Return the numbers as int64, those from ``count`` on replaced by ``count - 1``."""
+        build = self.builder
+        last = build.sub(count, I64(1))
+        return [
+            build.select(build.icmp_signed("<", I64(number), last), I64(number), last)
+            for number in numbers
+        ]
+
     def strided(self, address: Any, stride: Any, count: int) -> list[Any]:
         """Return ``count`` addresses from ``address`` on, ``stride`` bytes apart."""
         return [self.offset(address, I64(index), stride) for index in range(count)]
@@ -322,3 +352,16 @@ class Emitter:
         """Return the LLVM intrinsic ``name``, and declare it in the module at the first use."""
         module = self.builder.module
         return module.globals.get(name) or ir.Function(module, kind, name)
+
+
+def emitted(result: Any = types.void, **kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate as ``jit.emitted``, but a function whose first parameter is an ``Emitter``."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @functools.wraps(emit)
+        def with_builder(builder: Any, *values: Any) -> Any:
+            return emit(Emitter(builder), *values)
+
+        return jit.emitted(result, **kinds)(with_builder)
+
+    return decorate

@@ -96,14 +96,12 @@ def _attend_mistake(result: Any, _layer: Any, q: Any, *_others: Any) -> str | No
     out, report = result
     if not isinstance(report, LaunchReport):
         return f"(out, LaunchReport), not (out, {type(report).__name__})"
-    expected = dtype_name(q), tuple(q.shape)
-    actual = dtype_name(out), tuple(getattr(out, "shape", ()))
-    if actual != expected:
-        return (
-            f"an array of q's dtype and shape, {expected[0]} {list(expected[1])}, not "
-            f"{actual[0]} {list(actual[1])}"
-        )
-    return None
+    expected, actual = (
+        f"{dtype_name(array)} {list(getattr(array, 'shape', ()))}" for array in (q, out)
+    )
+    if actual == expected:
+        return None
+    return f"an array of q's dtype and shape, {expected}, not {actual}"
 
 
 def create_from_config(options: config.Attention) -> PagedBackend:

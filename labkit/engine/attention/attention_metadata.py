@@ -87,10 +87,7 @@ class AttentionMetadata:
 
     @property
     def map_us(self) -> float:
-        """Host time (us) of the resolver's maps: building them, and converting them for a device.
-
-        They are converted at the first launch that reads them.
-        """
+        """Host time (us) of building the resolver's maps, and of converting those read so far."""
         return self.build_us + sum(self.conversions_us)
 
     @cached_property
@@ -158,10 +155,7 @@ def build(
     total_q: int | None = None,
     prepared: Any = None,
 ) -> AttentionMetadata:
-    """Check a batch against pools of ``num_blocks`` blocks, and return its metadata.
-
-    Raises ``ValueError`` if an array has a wrong dtype, shape or value. The message names it.
-    """
+    """Return a batch's metadata, or raise ``ValueError`` that names an array that is wrong."""
     query_lens = _query_lens(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu, lens = np.array(cu_seqlens_q), np.array(seq_lens)
@@ -186,10 +180,7 @@ TablesKey = tuple[bytes, tuple[int, ...], bytes]
 
 
 def tables_key(cu_seqlens_q: Any, block_tables: Any) -> TablesKey | None:
-    """Return a key that is equal for equal arrays, or None if an array is not int32.
-
-    Consecutive decode steps of the same sequences have the same key until a block is added.
-    """
+    """Return a key that is equal for equal arrays, or None if an array is not int32."""
     for array in (cu_seqlens_q, block_tables):
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
             return None
@@ -216,10 +207,7 @@ def _query_lens(
     block_size: int,
     total_q: int | None,
 ) -> Int32Array:
-    """Check a step's batch against the pools and return its query lengths.
-
-    Block tables are checked only for sequences with query tokens, because the others are padding.
-    """
+    """Check a step's batch against the pools and return its query lengths."""
     _check_int32("block_tables", block_tables, ndim=2)
     _check_int32("seq_lens", seq_lens, ndim=1)
     _check_int32("cu_seqlens_q", cu_seqlens_q, ndim=1)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from labkit.engine.attention.launch_report import Reports, merge_reports
 
 if TYPE_CHECKING:
@@ -57,10 +59,7 @@ class Attention(Protocol):
         """
 
     def report(self, metadata: Any) -> Reports:
-        """Return the reports of the launches since the last call, identical launches summed.
-
-        The outputs of ``forward`` must have been evaluated before.
-        """
+        """Return the reports of the evaluated launches since the last call, identical summed."""
 
     def pending(self, metadata: Any) -> list[Any]:
         """Return the lazy arrays that must be evaluated with the outputs at the step's end."""
@@ -117,3 +116,49 @@ class CacheGroupAttention:
         """Return the backends that have layers, each with its own metadata."""
         pairs = zip(self.backends, metadata, strict=True)
         return [(backend, own) for backend, own in pairs if own is not None]
+
+
+class ArrayAdapter:
+    """An ``Attention`` for a model on the other kind of arrays, NumPy's (float32) or MLX's.
+
+    In every layer the arrays are converted, lazy arrays are evaluated, and the result is converted
+    back. ``conversions`` is the number of calls of ``forward``. Each evaluates MLX's graph once.
+    """
+
+    is_lazy = False
+
+    def __init__(self, inner: Attention) -> None:
+        self._inner = inner
+        self.arrays: Arrays = "numpy" if inner.arrays == "mlx" else "mlx"
+        self.conversions = 0
+
+    def bind(self, layer: int, *, sinks: Any = None, **options: Any) -> None:
+        import mlx.core as mx
+
+        if isinstance(sinks, mx.array) and self._inner.arrays == "numpy":
+            sinks = np.array(sinks.astype(mx.float32))
+        self._inner.bind(layer, sinks=sinks, **options)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
+        import mlx.core as mx
+
+        self.conversions += 1
+        arrays = [array for array in (q, k, v) if array is not None]
+        if self.arrays == "mlx":
+            dtype, arrays = q.dtype, [array.astype(mx.float32) for array in arrays]
+            mx.eval(arrays)
+            q, k, v = [*map(np.asarray, arrays), None, None][:3]
+            return mx.array(self._inner.forward(layer, q, k, v, metadata)).astype(dtype)
+        q, k, v = [*map(mx.array, arrays), None, None][:3]
+        result = self._inner.forward(layer, q, k, v, metadata)
+        mx.eval(result, self._inner.pending(metadata))
+        if out is None:
+            return np.array(result)
+        np.copyto(out, np.asarray(result))
+        return out
+
+    def report(self, metadata: Any) -> Reports:
+        return self._inner.report(metadata)
+
+    def pending(self, metadata: Any) -> list[Any]:
+        return []

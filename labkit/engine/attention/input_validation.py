@@ -32,10 +32,7 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def check_dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` unless ``device`` supports pools of dtype ``name``.
-
-    ``dtypes`` are the dtypes that the device supports (empty: any).
-    """
+    """Raise ``ValueError`` unless ``name`` is among the ``dtypes`` of a device (empty: any)."""
     if dtypes and name not in dtypes:
         allowed = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
         raise ValueError(f"attention on device {device} supports {allowed}, not {name}")

@@ -50,10 +50,7 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The arrays of one request's recurrent or convolution state in one layer.
-
-    ``shapes`` has no axis for requests. ``dtypes`` are named as in MLX.
-    """
+    """The arrays, in MLX's dtypes, of a request's recurrent or convolution state in a layer."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]

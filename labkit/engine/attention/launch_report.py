@@ -131,10 +131,7 @@ class LaunchReport:
         return counters
 
     def _labelled(self, *names: str) -> dict[str, float]:
-        """Return counters ``<field>.<value>``, such as ``kernel.decode``, of the launches.
-
-        ``names`` are the fields. A field whose value is None has no counter.
-        """
+        """Return counters ``<field>.<value>``, such as ``kernel.decode``; none for a None."""
         values = {name: getattr(self, name) for name in names}
         return {f"{name}.{v}": self.launches for name, v in values.items() if v is not None}
 
@@ -313,11 +310,7 @@ def _stamps(nonces: NDArray[np.uint64], kernel: str, resolver: str) -> NDArray[n
 
 
 def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
-    """Return the number of KV blocks that one head's units visit, without and with the window.
-
-    ``rows`` is the number of query tokens per unit. ``window`` is the number of keys that a query
-    sees.
-    """
+    """Return how many KV blocks a head's units of ``rows`` visit, without and with window."""
     lengths = np.diff(metadata.cu_seqlens_q)
     sequence, first = units_of(lengths, rows)
     last = np.minimum(first + rows, lengths[sequence]) - 1

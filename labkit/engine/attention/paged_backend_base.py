@@ -98,10 +98,7 @@ class PagedBackend:
         self._last = None
 
     def clear_values(self) -> None:
-        """Remove a failed step's NaN from the pools, if values that no query sees have an effect.
-
-        This base class does nothing.
-        """
+        """Remove a failed step's NaN where unseen values have an effect, which none have here."""
 
     def bind(
         self,
@@ -165,17 +162,27 @@ class PagedBackend:
         the number of packed query tokens, to check ``cu_seqlens_q[-1]`` (None: no check). Raises
         ``ValueError`` if an array has a wrong dtype, shape or value. The message names it.
         """
-        if not self.advances_metadata:
-            return self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
-        key, metadata = attention_metadata.tables_key(cu_seqlens_q, block_tables), None
-        if self._last is not None and self._last[0] == key:
-            last = self._last[1]
-            if total_q in (None, last.total_q):
+        key: TablesKey | None = None
+        metadata: AttentionMetadata | None = None
+        if self.advances_metadata:
+            key = attention_metadata.tables_key(cu_seqlens_q, block_tables)
+            last_key, last = self._last or (None, None)
+            if last is not None and last_key == key and total_q in (None, last.total_q):
                 prepared = last.prepared if self._can_share(last) else self.new_prepared()
                 metadata = last.advance(seq_lens, prepared)
         if metadata is None:
-            metadata = self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
-            if not metadata.decodes_within(len(self.keys[0])):
+            num_blocks, block_size = self.keys[0].shape[:2]
+            metadata = attention_metadata.build(
+                self._resolver,
+                block_tables=block_tables,
+                seq_lens=seq_lens,
+                cu_seqlens_q=cu_seqlens_q,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                total_q=total_q,
+                prepared=self.new_prepared(),
+            )
+            if key is not None and not metadata.decodes_within(num_blocks):
                 key = None
         self._last = None if key is None else (key, metadata)
         return metadata
@@ -186,21 +193,6 @@ class PagedBackend:
 
     def _can_share(self, last: AttentionMetadata) -> bool:
         return False
-
-    def _build(
-        self, block_tables: Any, seq_lens: Any, cu_seqlens_q: Any, total_q: Any
-    ) -> AttentionMetadata:
-        num_blocks, block_size = self.keys[0].shape[:2]
-        return attention_metadata.build(
-            self._resolver,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            total_q=total_q,
-            prepared=self.new_prepared(),
-        )
 
     def bound_layer(self, layer: int) -> AttentionLayer:
         """Return the bound layer, or raise ``ValueError`` if it was not bound."""
@@ -230,10 +222,7 @@ class PagedBackend:
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
-        """Return the output and the launch's report.
-
-        The output is written to ``out`` (None: a new array).
-        """
+        """Return the output, in ``out`` unless that is None, and the launch's report."""
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:

@@ -20,12 +20,7 @@ from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
-from labkit.engine.kv_layout.unpaged_layout_base import (
-    DenseKV,
-    DenseKVCacheManager,
-    QuantizedArrays,
-    TokenMove,
-)
+from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
 from labkit.engine.memory_budget.required_kv_slots import round_up_to_step
 from labkit.engine.model.isolated_model_modules import import_plain
 
@@ -36,17 +31,12 @@ if TYPE_CHECKING:
 
 
 def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> KVCache:
-    """Create a cache with memory for ``capacity`` tokens of all requests together.
-
-    ``options`` sets how many tokens are set aside for each request, and by how many tokens its
-    array grows. Raises ``EngineError`` if keys and values of these shapes cannot be stored as
-    ``dtype``.
-    """
+    """Create a cache of ``capacity`` tokens. ``EngineError``: ``dtype`` does not fit the shapes."""
     try:
         manager = ContiguousKVCacheManager(shapes, capacity, dtype, options)
     except ValueError as error:  # the heads do not consist of whole groups
         raise EngineError(f"engine.kv.layout=contiguous: {error}") from error
-    return KVCache(manager, ContiguousMemory(manager))
+    return KVCache(manager, manager.attention, manager.prepare_step)
 
 
 class ContiguousKVCacheManager(DenseKVCacheManager):
@@ -54,6 +44,7 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
 
     def __init__(self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, options: KV) -> None:
         super().__init__(shapes, capacity, "a KV cache", dtype)
+        self.attention = SdpaAttention(quantised=dtype in QUANTIZED_BITS)
         self._shapes = shapes
         self._set_aside = options.set_aside or 0
         self.growth_step = options.growth_step
@@ -104,40 +95,29 @@ class ContiguousKVCacheManager(DenseKVCacheManager):
         if self.reserved_bytes != sum(row.nbytes for row in self.rows.values()):
             raise AssertionError("the count of allocated bytes disagrees with the arrays")
 
-
-class Segment(NamedTuple):
-    """A request's part of a step: the packed query tokens ``[start, stop)``.
-
-    ``context`` is the number of the request's tokens in the array, including the new tokens.
-    """
-
-    row: DenseKV
-    start: int
-    stop: int
-    context: int
-
-
-class ContiguousMemory:
-    """The arrays of the requests; see ``KVMemory``."""
-
-    def __init__(self, manager: ContiguousKVCacheManager) -> None:
-        self.attention = SdpaAttention(quantised=manager.dtype in QUANTIZED_BITS)
-        self._manager = manager
-
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Grow the arrays that are too small for the step. The batch is returned unchanged."""
         segments = []
         starts = batch.cu_seqlens_q.tolist()
         for s, context in enumerate(batch.seq_lens.tolist()):
-            row = self._manager.rows[int(batch.block_tables[s, 0])]
+            row = self.rows[int(batch.block_tables[s, 0])]
             start, stop = starts[s], starts[s + 1]
             num_cached = context - (stop - start)
             if context > row.capacity:
                 moves = [TokenMove(0, 0, 0, 0, num_cached)] if num_cached else []
-                row.reallocate(1, round_up_to_step(context, self._manager.growth_step), moves)
+                row.reallocate(1, round_up_to_step(context, self.growth_step), moves)
             segments.append(Segment(row, start, stop, context))
-        step = ContiguousStep(segments, self._manager.dtype)
+        step = ContiguousStep(segments, self.dtype)
         return batch, StepAttention(self.attention, step, {"layout.contiguous": 1})
+
+
+class Segment(NamedTuple):
+    """A request's queries ``[start, stop)`` in a step, the last of its ``context`` tokens."""
+
+    row: DenseKV
+    start: int
+    stop: int
+    context: int
 
 
 class ContiguousStep:
@@ -152,11 +132,7 @@ class ContiguousStep:
         for row, start, stop, context in self._segments:
             where = (0, slice(None), slice(context - (stop - start), context))
             for array, new in zip(row.layer(layer), (k, v), strict=False):  # latent: no values
-                numbers = new[start:stop].transpose(1, 0, 2)
-                if isinstance(array, QuantizedArrays):
-                    array.store(where, numbers)
-                else:
-                    unpaged_sdpa.store(array, where, numbers)
+                array.store(where, new[start:stop].transpose(1, 0, 2))
 
     def pending(self) -> list[mx.array]:
         return [array for segment in self._segments for array in segment.row.arrays()]
@@ -180,12 +156,9 @@ class ContiguousStep:
 def _attend_row(
     row: DenseKV, layer: SdpaLayer, queries: mx.array, first: int, end: int, mask: Any
 ) -> tuple[mx.array, int]:
-    """Attend to the tokens of a row from ``first`` to ``end`` (exclusive).
-
-    Returns the output [1, heads, tokens, value_dim] and the bytes of keys and values read.
-    """
+    """Attend to a row's tokens [first, end). Return [1, heads, tokens, value_dim], bytes read."""
     arrays = row.layer(layer.index)
-    if all(isinstance(array, QuantizedArrays) for array in arrays):
+    if arrays[0].bits is not None:
         k, v = (array.columns(first, end) for array in arrays)
         output: mx.array = import_plain("base").quantized_scaled_dot_product_attention(
             queries.astype(mx.float32),

@@ -11,13 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_cache_interface import (
-    BlockTable,
-    KVCache,
-    KVCacheManager,
-    KVMemory,
-    StepAttention,
-)
+from labkit.engine.kv_cache_interface import BlockTable, KVCache, KVCacheManager, StepAttention
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.recurrent_states.state_slots import (
     StatePlan,
@@ -49,7 +43,14 @@ def add_states(
     slots = StateSlotManager(total, sum(shape.nbytes for shape in shapes))
     states = StateMemory(shapes, total)
     manager = HybridKVCacheManager(attention.manager, slots, states, num_snapshots)
-    return KVCache(manager, HybridMemory(attention.memory, states))
+
+    def prepare_step(batch: Batch) -> tuple[Batch, StepAttention]:
+        padded, step = attention.prepare_step(batch)
+        if batch.states is None:  # a draft model runs the step
+            return padded, step
+        return padded, step._replace(states=states.prepare(batch.states, step.rows, padded.total_q))
+
+    return KVCache(manager, attention.attention, prepare_step)
 
 
 class HybridKVCacheManager(KVCacheManager):
@@ -101,10 +102,7 @@ class HybridKVCacheManager(KVCacheManager):
         return self._attention.capacity_tokens
 
     def plan_states(self, output: SchedulerOutput) -> StatePlan:
-        """Return each chunk's token range, and the slot for a snapshot at the chunk's end, if any.
-
-        The plan also has the copies of snapshots to make before the step (``StatePlan``).
-        """
+        """Return each chunk's tokens and snapshot, and the copies to make before the step."""
         segments = []
         for chunk in output.chunks:
             request_id = chunk.state.request_id
@@ -208,20 +206,3 @@ class HybridKVCacheManager(KVCacheManager):
             self._snapshots.reset_counters()
         self._states.num_copied_bytes = 0
         self._peak_bytes = self.reserved_bytes
-
-
-class HybridMemory:
-    """The arrays of keys and values, and those of states; see ``KVMemory``."""
-
-    def __init__(self, attention: KVMemory, states: StateMemory) -> None:
-        self._attention = attention
-        self._states = states
-        self.attention = attention.attention
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare a step's attention and, unless a draft model runs the step, its states."""
-        padded, step = self._attention.prepare_step(batch)
-        if batch.states is None:
-            return padded, step
-        states = self._states.prepare(batch.states, step.rows, padded.total_q)
-        return padded, step._replace(states=states)

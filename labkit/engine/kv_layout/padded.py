@@ -45,7 +45,7 @@ def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bo
     ``static``: the rows of finished requests stay until all requests have finished.
     """
     manager = PaddedKVCacheManager(shapes, capacity, dtype, static=static)
-    return KVCache(manager, PaddedMemory(manager))
+    return KVCache(manager, manager.attention, manager.prepare_step)
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bool
     ) -> None:
         super().__init__(shapes, capacity, "a row", dtype)
+        self.attention = SdpaAttention()
         self.dense = DenseKV(shapes, self.stats, dtype)
         self.rows: list[PaddedRow] = []
         self.columns = self.empty_columns = 0
@@ -169,27 +170,18 @@ class PaddedKVCacheManager(DenseKVCacheManager):
         super().reset_counters()
         self.columns = self.empty_columns = 0
 
-
-class PaddedMemory:
-    """The padded array; see ``KVMemory``."""
-
-    def __init__(self, manager: PaddedKVCacheManager) -> None:
-        self.attention = SdpaAttention()
-        self._manager = manager
-
     def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        manager = self._manager
-        manager.rearrange()
-        row_of = {row.row_id: row for row in manager.rows}
+        self.rearrange()
+        row_of = {row.row_id: row for row in self.rows}
         scheduled = [row_of[int(row_id)] for row_id in batch.block_tables[:, 0]]
         contexts = list(zip(scheduled, batch.seq_lens.tolist(), strict=True))
-        manager.widen(max(row.pad + context for row, context in contexts))
+        self.widen(max(row.pad + context for row, context in contexts))
         for row, context in contexts:
             row.length = context
-        finished = [row for row in manager.rows if not row.live]
-        padded, step = pad_batch(batch, scheduled, finished, manager.dense)
-        manager.columns += step.columns
-        manager.empty_columns += step.empty_columns
+        finished = [row for row in self.rows if not row.live]
+        padded, step = pad_batch(batch, scheduled, finished, self.dense)
+        self.columns += step.columns
+        self.empty_columns += step.empty_columns
         return padded, StepAttention(self.attention, step, {"layout.padded": 1}, step.target)
 
 
@@ -270,7 +262,7 @@ class PaddedStep:
             where = (mx.array(places), slice(None), mx.array(self._columns))
         arrays = self._dense.layer(layer)
         for array, new in zip(arrays, (k, v), strict=False):  # latent: no values
-            unpaged_sdpa.store(array, where, new[target])
+            array.store(where, new[target])
 
     def pending(self) -> list[mx.array]:
         return self._dense.arrays()
@@ -287,10 +279,7 @@ class PaddedStep:
         return tokens.reshape(len(q), *tokens.shape[2:]), report
 
     def _computed_rows(self, array: mx.array) -> mx.array:
-        """Return the rows of ``array`` that the step computes, in the columns that have tokens.
-
-        The result is a copy if these rows are not adjacent.
-        """
+        """Return the computed rows in the columns that have tokens: a copy unless adjacent."""
         first, last = int(self._places[0]), int(self._places[-1])
         if last - first + 1 == len(self._places):
             return array[first : last + 1, :, self._begin : self._end]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,7 @@ from labkit.engine.attention.kernel_dispatch import KernelSwitches
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_cache_interface import (
-    BlockTable,
-    KVCache,
-    KVCacheManager,
-    KVMemory,
-    StepAttention,
-)
+from labkit.engine.kv_cache_interface import BlockTable, KVCache, KVCacheManager, StepAttention
 from labkit.engine.prefix_cache import PrefixCache, eviction
 
 if TYPE_CHECKING:
@@ -50,12 +44,10 @@ def create(
     blocks. Raises ``EngineError`` if the backend does not support the shapes or the dtype of the
     keys and values, or its kernels fail their check.
     """
-    memory: KVMemory = TokenCountMemory()
     try:
         token_bytes = sum(shape.token_bytes(dtype) for shape in shapes)
         if shapes:
             backend.allocate(shapes, num_blocks, kv.block_size, dtype)
-            memory = PagedMemory(backend)
     except ValueError as error:
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     if kv.dtype.quantised:
@@ -70,7 +62,11 @@ def create(
     )
     # A user's class may lack the method.
     manager.on_failed_step = getattr(backend, "clear_values", manager.on_failed_step)
-    return KVCache(manager, memory)
+    if not shapes:  # of a model without keys and values: blocks only count tokens
+        step = StepAttention(NoAttention(), None, {"layout.paged": 1})
+        return KVCache(manager, step.attention, lambda batch: (batch, step))
+    backend.advances_metadata = True
+    return KVCache(manager, backend, partial(plan_step, backend))
 
 
 def block_pool(num_blocks: int, kv: config.KV) -> BlockPool:
@@ -332,33 +328,13 @@ class PagedKVCacheManager(KVCacheManager):
         self._prefix_cache.check()
 
 
-class PagedMemory:
-    """The pools of a paged attention backend; see ``KVMemory``."""
-
-    def __init__(self, backend: PagedBackend) -> None:
-        self.attention = backend
-        backend.advances_metadata = True
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Plan the step's attention. The batch is returned unchanged.
-
-        The counter ``attention.map_us`` is the host time (us) of building the resolver's maps.
-        """
-        metadata = self.attention.plan(
-            block_tables=batch.block_tables,
-            seq_lens=batch.seq_lens,
-            cu_seqlens_q=batch.cu_seqlens_q,
-            total_q=batch.total_q,
-        )
-        counters = {"layout.paged": 1, "attention.map_us": metadata.map_us}
-        return batch, StepAttention(self.attention, metadata, counters)
-
-
-class TokenCountMemory:
-    """The memory of a model without keys and values, whose blocks only count tokens."""
-
-    def __init__(self) -> None:
-        self.attention = NoAttention()
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        return batch, StepAttention(self.attention, None, {"layout.paged": 1})
+def plan_step(backend: PagedBackend, batch: Batch) -> tuple[Batch, StepAttention]:
+    """Plan a step's attention. ``attention.map_us``: host time (us) of the resolver's maps."""
+    metadata = backend.plan(
+        block_tables=batch.block_tables,
+        seq_lens=batch.seq_lens,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        total_q=batch.total_q,
+    )
+    counters = {"layout.paged": 1, "attention.map_us": metadata.map_us}
+    return batch, StepAttention(backend, metadata, counters)

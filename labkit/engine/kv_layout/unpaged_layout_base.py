@@ -29,34 +29,40 @@ from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS, rou
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedArrays:
-    """The quantised keys, or the quantised values, of a layer.
+class KVArray:
+    """The keys, or the values, of a layer.
 
-    ``words`` (uint32, packed elements) and ``scales`` and ``biases`` (float32) have the shape
+    ``parts`` is one array or, if they are quantised to ``bits`` bits, three in the order of
+    ``mlx.core.quantize``: words (uint32, packed elements), scales and biases (float32), each
     [rows, num_kv_heads, capacity, ...].
     """
 
-    words: mx.array
-    scales: mx.array
-    biases: mx.array
-    bits: int
+    parts: tuple[mx.array, ...]
+    bits: int | None = None
 
-    @property
-    def parts(self) -> tuple[mx.array, mx.array, mx.array]:
-        """The arrays, in the order of ``mlx.core.quantize``."""
-        return self.words, self.scales, self.biases
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: str) -> KVArray:
+        if dtype not in QUANTIZED_BITS:
+            return cls((mx.zeros(shape, getattr(mx, dtype)),))
+        bits, (*lead, head_dim) = QUANTIZED_BITS[dtype], shape
+        words = mx.zeros((*lead, head_dim * bits // 32), mx.uint32)
+        # With scales of 0, tokens that are not written have the value 0.
+        scales, biases = (mx.zeros((*lead, head_dim // KV_GROUP), mx.float32) for _ in range(2))
+        return cls((words, scales, biases), bits)
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
-    def columns(self, first: int, end: int) -> QuantizedArrays:
+    def columns(self, first: int, end: int) -> KVArray:
         """Return the tokens from ``first`` to ``end`` (exclusive)."""
-        words, scales, biases = (part[:, :, first:end] for part in self.parts)
-        return QuantizedArrays(words, scales, biases, self.bits)
+        return KVArray(tuple(part[:, :, first:end] for part in self.parts), self.bits)
 
     def store(self, index: Any, values: Any) -> None:
-        """Quantise ``values``, which are MLX or NumPy arrays, and write them in place."""
+        """Write ``values``, an MLX or NumPy array, in place, quantised like the array."""
+        if self.bits is None:
+            unpaged_sdpa.store(self.parts[0], index, values)
+            return
         lazy = isinstance(values, mx.array)
         numbers = (values if lazy else mx.array(values)).astype(mx.float32)
         quantized = mx.quantize(numbers, group_size=KV_GROUP, bits=self.bits)
@@ -64,16 +70,9 @@ class QuantizedArrays:
             unpaged_sdpa.store(part, index, new if lazy else np.asarray(new))
 
 
-# The keys or the values of one layer.
-KVArray = mx.array | QuantizedArrays
-
-
 @dataclass(slots=True)
 class AllocationStats:
-    """Bytes of KV memory: allocated now, allocated at the peak, and copied.
-
-    ``moves`` is the number of reallocations that copied tokens.
-    """
+    """Bytes of KV memory allocated now, at the peak, and copied in ``moves`` reallocations."""
 
     allocated: int = 0
     peak: int = 0
@@ -117,7 +116,7 @@ class DenseKV:
     def nbytes(self) -> int:
         return self.rows * self.capacity * self.token_bytes
 
-    def layer(self, index: int) -> tuple[Any, ...]:
+    def layer(self, index: int) -> tuple[KVArray, ...]:
         """Return a layer's keys and, unless they are a part of the keys, its values."""
         return self._layers[index]
 
@@ -128,12 +127,12 @@ class DenseKV:
 
         ``select`` takes and returns an array [rows, num_kv_heads, tokens, head_dim], not quantised.
         """
-        arrays = [select(array) for array in self.layer(index)]
+        arrays = [select(array.parts[0]) for array in self.layer(index)]
         values = arrays[-1][..., : self.shapes[index].value_dim]
         return arrays[0], values, sum(array.nbytes for array in arrays)
 
     def arrays(self) -> list[mx.array]:
-        return [part for layer in self._layers for array in layer for part in _parts(array)]
+        return [part for layer in self._layers for array in layer for part in array.parts]
 
     def reallocate(self, rows: int, capacity: int, moves: Iterable[TokenMove]) -> None:
         """Allocate new arrays, copy ``moves`` into them and free the old arrays, layer by layer."""
@@ -141,7 +140,9 @@ class DenseKV:
         old_tokens, old_layers = self.rows * self.capacity, self._layers
         self._layers = []
         for shape, token_bytes in zip(self.shapes, self._layer_bytes, strict=True):
-            layer = _zeros(shape, rows, capacity, self._dtype)
+            size = rows, shape.num_kv_heads, capacity
+            layer = tuple(KVArray.zeros((*size, dim), self._dtype) for dim in shape.stored_dims)
+            mx.eval([part for array in layer for part in array.parts])
             self._stats.allocate(rows * capacity * token_bytes)
             if old_layers:
                 _copy(old_layers.pop(0), layer, moves)
@@ -156,30 +157,9 @@ class DenseKV:
         self._layers, self.rows, self.capacity = [], 0, 0
 
 
-def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[KVArray, ...]:
-    size = (rows, shape.num_kv_heads, capacity)
-    arrays = tuple(_zero_array((*size, dim), dtype) for dim in shape.stored_dims)
-    mx.eval(*(part for array in arrays for part in _parts(array)))
-    return arrays
-
-
-def _zero_array(shape: tuple[int, ...], dtype: str) -> KVArray:
-    if dtype not in QUANTIZED_BITS:
-        return mx.zeros(shape, getattr(mx, dtype))
-    bits, (*lead, head_dim) = QUANTIZED_BITS[dtype], shape
-    words = mx.zeros((*lead, head_dim * bits // 32), mx.uint32)
-    # With scales of 0, tokens that are not written have the value 0.
-    scales, biases = (mx.zeros((*lead, head_dim // KV_GROUP), mx.float32) for _ in range(2))
-    return QuantizedArrays(words, scales, biases, bits)
-
-
-def _parts(array: KVArray) -> tuple[mx.array, ...]:
-    return array.parts if isinstance(array, QuantizedArrays) else (array,)
-
-
 def _copy(old: tuple[KVArray, ...], new: tuple[KVArray, ...], moves: tuple[TokenMove, ...]) -> None:
     sources, targets = (
-        [_numpy_view(part) for array in layer for part in _parts(array)] for layer in (old, new)
+        [_numpy_view(part) for array in layer for part in array.parts] for layer in (old, new)
     )
     for source, target in zip(sources, targets, strict=True):
         for move in moves:

@@ -32,6 +32,7 @@ Rejected drafts need no freed block: blocks are freed for final tokens only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,7 +110,7 @@ def create(
             cache.manager.on_failed_step()
 
     manager.on_failed_step = clear_values
-    return KVCache(manager, WindowedMemory(attention))
+    return KVCache(manager, attention, partial(plan_step, attention))
 
 
 class WindowBlocks:
@@ -140,10 +141,7 @@ class WindowBlocks:
         self._num_freed[request_id] = 0
 
     def table(self, request_id: str) -> BlockIds:
-        """Return a request's block ids in the order of its tokens. Freed blocks are ``NULL_BLOCK``.
-
-        Tables are immutable: the same object always has the same blocks.
-        """
+        """Return a request's immutable table of block ids. Freed blocks are ``NULL_BLOCK``."""
         return self._tables[request_id]
 
     def num_missing(self, request_id: str, num_tokens: int) -> int:
@@ -151,10 +149,7 @@ class WindowBlocks:
         return max(0, self.pool.blocks_for(num_tokens) - len(self._tables[request_id]))
 
     def grow(self, request_id: str, num_tokens: int) -> None:
-        """Allocate the missing blocks.
-
-        Raises ``ValueError`` if too few blocks are free. Nothing was allocated.
-        """
+        """Allocate the missing blocks, or none, and raise ``ValueError``, if too few are free."""
         missing = self.num_missing(request_id, num_tokens)
         if missing:
             blocks = np.asarray(self.pool.allocate(missing), np.int32)
@@ -186,10 +181,7 @@ class WindowBlocks:
         return blocks
 
     def check(self, running: set[str]) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests have tables and blocks.
-
-        The pool's reference counts must agree with the tables.
-        """
+        """Raise ``AssertionError`` unless the ``running`` requests have all tables and blocks."""
         if set(self._tables) != running:
             raise AssertionError("the tables of a window are not those of the running requests")
         self.pool.check([self._held(request_id) for request_id in self._tables])
@@ -200,10 +192,7 @@ class WindowBlocks:
 
 
 class WindowedKVCacheManager(KVCacheManager):
-    """Reserves blocks for the layers without a window in one manager, and for the others in groups.
-
-    ``limits`` has the largest chunk that a request may compute next.
-    """
+    """Reserves blocks for the layers without a window in a manager, for the others in groups."""
 
     grows_by_chunk = True
 
@@ -327,25 +316,21 @@ class WindowedKVCacheManager(KVCacheManager):
         self._peak_bytes = self.reserved_bytes
 
 
-class WindowedMemory:
-    """The pools of all groups; see ``KVMemory``."""
-
-    def __init__(self, attention: CacheGroupAttention) -> None:
-        self.attention = attention
-
-    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        tables = (batch.block_tables, *batch.window_tables)
-        metadata = tuple(
-            backend.plan(
-                block_tables=own,
-                seq_lens=batch.seq_lens,
-                cu_seqlens_q=batch.cu_seqlens_q,
-                total_q=batch.total_q,
-            )
-            if backend.keys
-            else None
-            for backend, own in zip(self.attention.backends, tables, strict=True)
+def plan_step(attention: CacheGroupAttention, batch: Batch) -> tuple[Batch, StepAttention]:
+    """Plan a step's attention in each group that has layers. The batch is returned unchanged."""
+    tables = (batch.block_tables, *batch.window_tables)
+    metadata = tuple(
+        backend.plan(
+            block_tables=own,
+            seq_lens=batch.seq_lens,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            total_q=batch.total_q,
         )
-        map_us = sum(own.map_us for own in metadata if own is not None)
-        counters = {"layout.paged": 1, "attention.map_us": map_us}
-        return batch, StepAttention(self.attention, metadata, counters)
+        if backend.keys
+        else None
+        for backend, own in zip(attention.backends, tables, strict=True)
+    )
+    map_us = sum(own.map_us for own in metadata if own is not None)
+    return batch, StepAttention(
+        attention, metadata, {"layout.paged": 1, "attention.map_us": map_us}
+    )

@@ -19,7 +19,7 @@ from labkit.engine.memory_budget.budget_decision import (
 )
 from labkit.engine.memory_budget.budget_policies import POLICIES
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
-from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import WeightLoading, kv_bits
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import MemoryProfile
 
@@ -30,8 +30,6 @@ __all__ = [
     "ModelFootprint",
     "footprint",
     "kv_bytes_per_token",
-    "num_state_slots",
-    "num_state_snapshots",
     "plan",
 ]
 
@@ -58,23 +56,13 @@ def plan(
     if machine is None:
         machine = memory_capacity.find_profile(engine.budget.machine)
     model = replace(model, kv_bytes_per_token=kv_bytes_per_token(engine, model))
-    inputs = PolicyInputs(
-        engine.budget,
-        engine.kv.block_size,
-        model,
-        machine,
-        activations,
-        num_state_slots(engine),
-        engine.scheduler.max_num_seqs,
-        engine.num_lookahead_tokens,
-    )
+    inputs = PolicyInputs(engine, model, machine, activations)
     result = apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
     if not engine.kv.window_pools or isinstance(result, BudgetRefusal):
         return result
-    if model.windows is None:
-        return replace(result, full_blocks=None)
-    full_blocks = required_kv_slots.full_blocks(engine, model.windows, result.blocks)
-    return replace(result, full_blocks=full_blocks)
+    windows, blocks = model.windows, result.blocks
+    full = None if windows is None else required_kv_slots.full_blocks(engine, windows, blocks)
+    return replace(result, full_blocks=full)
 
 
 def footprint(engine: config.Engine, source: config.Model | Path) -> ModelFootprint | None:
@@ -94,28 +82,15 @@ def footprint(engine: config.Engine, source: config.Model | Path) -> ModelFootpr
 def _sizes(
     engine: config.Engine, source: config.Model | Path, layers: int | None = None
 ) -> ModelFootprint | None:
-    loading = compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
+    loading = WeightLoading.of(engine, layers)
     if isinstance(source, Path):
-        return model_footprint.from_directory(source, *loading, layers)
-    return model_footprint.from_model(source, *loading, layers)
-
-
-def num_state_slots(engine: config.Engine) -> int:
-    """Return the number of slots for the recurrent states of running requests and snapshots."""
-    return engine.scheduler.max_num_seqs + num_state_snapshots(engine)
-
-
-def num_state_snapshots(engine: config.Engine) -> int:
-    """Return the number of slots for snapshots of states, which prefix caching needs."""
-    if engine.prefix_cache is config.PrefixCache.none:
-        return 0
-    given = engine.kv.state_snapshots
-    return engine.scheduler.max_num_seqs if given is None else given
+        return model_footprint.from_directory(source, loading)
+    return model_footprint.from_model(source, loading)
 
 
 def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
     """Return the bytes of one token's keys and values in all layers, in the engine's KV dtype."""
-    bits = compute_dtype.kv_bits(engine, model.float_bytes)
+    bits = kv_bits(engine, model.float_bytes)
     return bits * model.kv_bytes_per_token // (8 * model_footprint.FLOAT32_BYTES)
 
 
@@ -127,14 +102,10 @@ def plan_for_arm(experiment: config.Experiment) -> BudgetDecision | None:
     plan needs; the worker then sizes the pool after loading the model. Raises ``ConfigError`` if
     the policy refuses the budget. The message is one line that ends in the setting to change.
     """
-    if not experiment.workload.serves:
-        return None
-    if experiment.engine.name not in config.PRESET_LAYOUTS:
+    if not experiment.workload.serves or experiment.engine.name not in config.PRESET_LAYOUTS:
         return None
     model = footprint(experiment.engine, experiment.model)
-    if model is None:
-        return None
-    result = plan(experiment.engine, model)
+    result = None if model is None else plan(experiment.engine, model)
     if isinstance(result, BudgetRefusal):
         raise config.ConfigError(str(result))
     return result

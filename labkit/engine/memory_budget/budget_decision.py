@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from labkit import config
 from labkit.config import count_text
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
+from labkit.engine.memory_budget.required_kv_slots import num_state_snapshots
 from labkit.machine.facts.memory_capacity import MemoryProfile
 
 Setting = tuple[str, int | float | str]  # an option's key and the value to set
@@ -32,7 +33,6 @@ class MemoryPart:
     bytes: int
 
     def __str__(self) -> str:
-        """Return for example ``weights 24.5 MiB``."""
         return f"{self.name} {format_bytes(self.bytes)}"
 
 
@@ -40,25 +40,22 @@ class MemoryPart:
 class PolicyInputs:
     """Everything that a budget policy may depend on.
 
-    ``block_size`` is in tokens. ``activations`` is the size of the largest step's activations
-    (bytes), estimated or measured. ``num_state_slots`` is the number of slots for recurrent states,
-    ``max_num_seqs`` the number of requests in the largest step, ``num_drafts`` the largest number
-    of draft tokens of each.
+    ``activations`` is the size of the largest step's activations (bytes), estimated or measured.
     """
 
-    budget: config.Budget
-    block_size: int
+    engine: config.Engine
     model: ModelFootprint
     machine: MemoryProfile
     activations: int
-    num_state_slots: int = 0
-    max_num_seqs: int = 0
-    num_drafts: int = 0
+
+    @property
+    def budget(self) -> config.Budget:
+        return self.engine.budget
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block over all layers, at least ``MIN_BLOCK_BYTES``."""
-        return max(MIN_BLOCK_BYTES, self.block_size * self.model.kv_bytes_per_token)
+        return max(MIN_BLOCK_BYTES, self.engine.kv.block_size * self.model.kv_bytes_per_token)
 
     @property
     def fraction(self) -> float:
@@ -76,8 +73,6 @@ class PolicyInputs:
     def fixed_parts(self) -> tuple[MemoryPart, ...]:
         """Return the memory that the policy counts besides the pool: weights, states, activations.
 
-        The weights of a draft model are a part of their own.
-
         Recurrent states need memory twice: for all slots, and for the batch of the running step,
         which has the states after each draft token, too.
         """
@@ -85,11 +80,12 @@ class PolicyInputs:
         if self.model.draft_bytes:
             parts.append(MemoryPart("weights of the draft model", self.model.draft_bytes))
         if self.model.state_bytes:
-            slots, batch = self.num_state_slots, self.max_num_seqs
+            batch, drafts = self.engine.scheduler.max_num_seqs, self.engine.num_lookahead_tokens
+            slots = batch + num_state_snapshots(self.engine)
             name = f"{slots} state slots and a batch of {batch}"
-            if self.num_drafts:
-                name += f" with {count_text(self.num_drafts, 'draft')} each"
-            num_states = slots + batch * (1 + self.num_drafts)
+            if drafts:
+                name += f" with {count_text(drafts, 'draft')} each"
+            num_states = slots + batch * (1 + drafts)
             parts.append(MemoryPart(name, num_states * self.model.state_bytes))
         if self.budget.policy not in WITHOUT_ACTIVATIONS:
             parts.append(MemoryPart("activations", self.activations))
@@ -99,14 +95,10 @@ class PolicyInputs:
         return sum(part.bytes for part in self.fixed_parts())
 
     def blocks_under(self, ceiling: int) -> int:
-        """Return the number of KV blocks that fit under ``ceiling`` bytes beside ``fixed_parts``.
-
-        The number is negative if not even the fixed parts fit.
-        """
+        """Return how many KV blocks fit under ``ceiling`` bytes; negative if no other part fits."""
         return (ceiling - self.fixed_bytes()) // self.block_bytes
 
     def pool_part(self, num_blocks: int) -> MemoryPart:
-        """Return a pool of ``num_blocks`` KV blocks as a memory part."""
         return MemoryPart(f"{num_blocks} KV blocks", num_blocks * self.block_bytes)
 
 
@@ -142,33 +134,18 @@ class BudgetDecision:
 
 @dataclass(frozen=True)
 class BudgetRefusal:
-    """The reason that a pool cannot be sized, and the advice at the end of the message.
+    """The reason that a pool cannot be sized, as one line that ends in advice.
 
     Example: ``engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM;
     24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; ...; set engine.budget.fraction=0.75
-    or less``.
+    or less``. ``settings`` are those that the line advises; empty if no setting fits.
     """
 
-    option: str  # the option at fault, as ``engine.budget.fraction=0.9``
-    problem: str  # the memory that the option asks for, or the reason that it is refused
-    free: str  # the free memory as text
-    parts: tuple[MemoryPart, ...]
-    settings: tuple[Setting, ...] = ()  # settings that would fit; empty if no setting fits
-    direction: str = ""  # ``or more``, ``or less`` or empty
-    otherwise: str = ""  # the advice if no setting fits
-
-    def __post_init__(self) -> None:
-        if bool(self.settings) == bool(self.otherwise):
-            raise ValueError("a refusal must have either settings or other advice, not both")
+    message: str
+    settings: tuple[Setting, ...]
 
     def __str__(self) -> str:
-        """Return one line: option, problem, free memory, parts, advice."""
-        advice = self.otherwise
-        if self.settings:
-            options = " ".join(f"{key}={_format_setting(value)}" for key, value in self.settings)
-            advice = f"set {options} {self.direction}".rstrip()
-        parts = map(str, self.parts)
-        return "; ".join([f"{self.option}: {self.problem}", self.free, *parts, advice])
+        return self.message
 
 
 @dataclass(frozen=True)
@@ -222,26 +199,26 @@ def make_refusal(
 ) -> BudgetRefusal:
     """Build a refusal that advises either ``settings`` or freeing ``missing`` bytes.
 
-    ``problem``, ``settings``, ``direction``: as in ``BudgetRefusal``. ``pool``: the pool that was
-    requested (None: the weights alone do not fit). ``option`` is ``engine.budget.policy`` by
-    default, ``free`` the machine's available bytes.
+    ``problem``: the memory that ``option`` asks for (``engine.budget.policy`` by default), or the
+    reason that it is refused. ``pool``: the pool that was requested (None: the weights alone do not
+    fit). ``direction``: ``or more``, ``or less`` or empty. ``free``: by default the machine's
+    available bytes.
     """
     machine = inputs.machine
-    remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
-    otherwise = (
-        f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a smaller "
-        "model"
-    )
-    fixed = inputs.fixed_parts()
-    return BudgetRefusal(
-        option=option or f"engine.budget.policy={inputs.policy}",
-        problem=problem,
-        free=f"{free or format_bytes(machine.available)} are free on {machine.name}",
-        parts=fixed if pool is None else (*fixed, pool),
-        settings=tuple(settings),
-        direction=direction,
-        otherwise="" if settings else otherwise,
-    )
+    if settings:
+        options = " ".join(f"{key}={_format_setting(value)}" for key, value in settings)
+        advice = f"set {options} {direction}".rstrip()
+    else:
+        remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
+        advice = (
+            f"no setting fits, because {format_bytes(missing)} are missing; {remedy} or use a "
+            "smaller model"
+        )
+    option = option or f"engine.budget.policy={inputs.policy}"
+    available = f"{free or format_bytes(machine.available)} are free on {machine.name}"
+    parts = map(str, (*inputs.fixed_parts(), *([] if pool is None else [pool])))
+    line = "; ".join([f"{option}: {problem}", available, *parts, advice])
+    return BudgetRefusal(line, tuple(settings))
 
 
 def format_bytes(count: int) -> str:
@@ -254,6 +231,4 @@ def format_bytes(count: int) -> str:
 
 def _format_setting(value: int | float | str) -> str:
     """Format an option's value for the command line, a float without an exponent."""
-    if isinstance(value, float):
-        return f"{value:.9f}".rstrip("0")
-    return str(value)
+    return f"{value:.9f}".rstrip("0") if isinstance(value, float) else str(value)

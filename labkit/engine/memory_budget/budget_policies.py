@@ -139,7 +139,7 @@ def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
     option, blocks = f"engine.budget.blocks={given}", given or 0
     if given is None:
         option = f"engine.budget.policy=llamacpp (n_ctx={context}, the model's own)"
-        blocks = 0 if context is None else -(-context // inputs.block_size) + 1
+        blocks = 0 if context is None else -(-context // inputs.engine.kv.block_size) + 1
 
     def refusal(_blocks: int) -> BudgetRefusal:
         max_blocks = inputs.blocks_under(working_set)

@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit import config
 from labkit.cpu.precision.gguf_block_formats import is_gguf_only
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.compute_dtype import FLOAT32, MatrixStorage, WeightLoading
 from labkit.models import model_json, safetensors_header
 
 DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default
@@ -25,8 +25,6 @@ INTEGER_BYTES = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
 # The arrays of a quantised matrix: integers and scales.
 QUANTIZED_PARTS = ("weight", "scales", "biases", "mins", "super_scales", "super_mins")
 LM_HEAD = "lm_head"  # the matrix that turns the last hidden state into logits
-# The dtype that weights are cast to on loading; None: each tensor keeps its stored dtype.
-CastDtype = str | None
 
 
 @dataclass(frozen=True)
@@ -65,42 +63,29 @@ class ModelFootprint:
         return self.float_bytes * max(tokens * self.peak_live_floats, rows * self.vocab_size)
 
 
-def from_model(
-    model: config.Model,
-    cast_dtype: CastDtype = "float32",
-    matrix_storage: MatrixStorage = MatrixStorage.cast,
-    layers: int | None = None,
-) -> ModelFootprint | None:
+def from_model(model: config.Model, loading: WeightLoading = FLOAT32) -> ModelFootprint | None:
     """Return the footprint of a configured model without building or loading the model.
 
-    ``cast_dtype`` and ``matrix_storage`` describe how the weights will be cast (``compute_dtype``).
-    ``layers``: the number of its first layers that will be loaded (None: all).
     Returns None if config.json lacks a size that planning needs. Raises ``ConfigError`` if
     ``model.path`` is not a model directory.
     """
     if model.shape is not None:
-        return from_shape(model.shape, model.name, cast_dtype, layers)
+        return from_shape(model.shape, model.name, loading)
     from labkit.models import resolve
 
-    return from_directory(resolve(model).path, cast_dtype, matrix_storage, layers)
+    return from_directory(resolve(model).path, loading)
 
 
 def from_shape(
-    shape: config.ModelShape,
-    name: str,
-    cast_dtype: CastDtype = "float32",
-    layers: int | None = None,
+    shape: config.ModelShape, name: str, loading: WeightLoading = FLOAT32
 ) -> ModelFootprint:
-    """Return the footprint of a model built in float32 from ``shape``, and cast to ``cast_dtype``.
-
-    Keys and values stay float32, and the head is untied.
-    """
+    """Return the footprint of a float32 model with an untied head, cast as it is loaded."""
     from labkit.models.synthetic import tensor_shapes as sizes
 
-    if layers is not None:
+    if loading.layers is not None:
         shape = copy.copy(shape)  # without its checks, since a window needs a second layer
-        shape.num_layers = layers
-    size = _number_bytes("F32", cast_dtype)
+        shape.num_layers = loading.layers
+    size = _number_bytes("F32", loading.dtype)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     cached = 2 * keys
     if shape.kv_lora_rank is not None:
@@ -127,27 +112,19 @@ def from_shape(
     )
 
 
-def from_directory(
-    path: Path,
-    cast_dtype: CastDtype = "float32",
-    matrix_storage: MatrixStorage = MatrixStorage.cast,
-    layers: int | None = None,
-) -> ModelFootprint | None:
-    """Return the footprint of a model directory, from config.json and the weights' headers.
-
-    Returns None if a file cannot be read or lacks a size; loading the model reports the error.
-    """
+def from_directory(path: Path, loading: WeightLoading = FLOAT32) -> ModelFootprint | None:
+    """Return a directory's footprint, or None if its headers lack a size (loading reports it)."""
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
-        settings["num_hidden_layers"] = layers or settings["num_hidden_layers"]
-        return _from_config(settings, path, _WeightLoading(cast_dtype, matrix_storage, layers))
-    except (OSError, LookupError, TypeError, ValueError, AttributeError):
+        settings["num_hidden_layers"] = loading.layers or settings["num_hidden_layers"]
+        return _from_config(settings, path, loading)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
 
 
 def _from_config(
-    settings: dict[str, Any], path: Path, loading: _WeightLoading
+    settings: dict[str, Any], path: Path, loading: WeightLoading
 ) -> ModelFootprint | None:
     hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
     keys = int(settings.get("num_key_value_heads") or heads)
@@ -158,17 +135,14 @@ def _from_config(
         return None
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
-    loaded = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
-    return ModelFootprint(
-        name=path.name,
-        weight_bytes=loaded.bytes,
+    weights, has_lm_head = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
+    return replace(
+        weights,
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=model_json.max_context(settings),
-        float_bytes=loaded.float_bytes,
-        weights=loaded.weights,
-        lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
+        lookup_weights=vocabulary * hidden if has_lm_head else 0,
         is_cache_known=str(settings.get("model_type")).removesuffix("_text") not in UNEVEN_TYPES,
     )
 
@@ -200,31 +174,19 @@ def _cached_numbers(settings: dict[str, Any], keys: int, head_dim: int) -> int |
     return None
 
 
-def from_weights(
-    path: Path,
-    cast_dtype: CastDtype = "float32",
-    matrix_storage: MatrixStorage = MatrixStorage.cast,
-    layers: int | None = None,
-) -> ModelFootprint:
+def from_weights(path: Path, loading: WeightLoading = FLOAT32) -> ModelFootprint:
     """Return a footprint with the weights' sizes alone, for a config.json that lacks sizes.
 
     ``kv_bytes_per_token``, ``peak_live_floats`` and ``vocab_size`` are 0. Raises ``ConfigError`` if
     the weights are not readable as safetensors.
     """
     try:
-        loaded = _loaded_weights(path, _WeightLoading(cast_dtype, matrix_storage, layers), {})
+        return _loaded_weights(path, loading, {})[0]
     except (LookupError, TypeError, ValueError):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
-    return ModelFootprint(
-        path.name, loaded.bytes, 0, 0, 0, None, loaded.float_bytes, loaded.weights
-    )
 
 
-def weight_formats(
-    model: config.Model,
-    cast_dtype: CastDtype = "float32",
-    matrix_storage: MatrixStorage = MatrixStorage.cast,
-) -> frozenset[str]:
+def weight_formats(model: config.Model, loading: WeightLoading) -> frozenset[str]:
     """Return the formats that a configured model's weights have after loading.
 
     Example: ``{"float32", "quantised"}``, the names in the counters ``weights.<format>``. The
@@ -232,18 +194,16 @@ def weight_formats(
     read; loading the model reports the error. Raises ``ConfigError`` if ``model.path`` is not a
     model directory.
     """
-    loading = _WeightLoading(cast_dtype, matrix_storage)
     if model.shape is not None:
-        return frozenset(
-            {loading.weight_format(_TensorHeader("F32", 1, 1, quantised=False, of_matrix=True))}
-        )
+        matrix = _TensorHeader("F32", 1, 1, quantised=False, of_matrix=True)
+        return frozenset({matrix.loaded_format(loading)})
     from labkit.models import resolve
 
     try:
         path = resolve(model).path
         settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
         headers = _tensor_headers(_tensor_shapes(path), settings.get("quantization") or {})
-        return frozenset(loading.weight_format(tensor) for _, tensor in headers)
+        return frozenset(tensor.loaded_format(loading) for _, tensor in headers)
     except (OSError, LookupError, TypeError, ValueError):
         return frozenset()
 
@@ -268,48 +228,6 @@ def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
 
 
 @dataclass(frozen=True)
-class _WeightLoading:
-    """The dtype and storage that loading gives to weights, and the number of layers it loads."""
-
-    cast_dtype: CastDtype
-    matrix_storage: MatrixStorage
-    layers: int | None = None  # None: all
-
-    def loads(self, name: str) -> bool:
-        return self.layers is None or safetensors_header.layer_index(name) < self.layers
-
-    def bytes(self, tensor: _TensorHeader) -> int:
-        if self._is_widened(tensor):
-            return FLOAT32_BYTES * tensor.weights
-        return tensor.size * _number_bytes(tensor.dtype, self._cast_dtype_of(tensor))
-
-    def weight_format(self, tensor: _TensorHeader) -> str:
-        """Return a tensor's format after loading, the name in the counter ``weights.<format>``."""
-        if self._is_widened(tensor):
-            return "float32"
-        if tensor.dtype not in FLOAT_BYTES:
-            return "quantised" if tensor.quantised else tensor.dtype
-        return self._cast_dtype_of(tensor) or FLOAT_NAMES[tensor.dtype]
-
-    def _is_widened(self, tensor: _TensorHeader) -> bool:
-        """Return whether a quantised matrix becomes float32.
-
-        With ``matrix_storage=dequantized`` every quantised matrix does. With ``cast`` a matrix does
-        if it is in a GGUF block format that MLX lacks. (A few of these formats become integers with
-        float32 scales instead, so their size is overestimated.)
-        """
-        widens = self.matrix_storage is MatrixStorage.dequantized or (
-            self.matrix_storage is MatrixStorage.cast and is_gguf_only(tensor.mode)
-        )
-        return tensor.quantised and widens
-
-    def _cast_dtype_of(self, tensor: _TensorHeader) -> CastDtype:
-        """Return the dtype that a tensor is cast to, or None if the tensor keeps its dtype."""
-        keeps_dtype = self.matrix_storage is MatrixStorage.as_stored and tensor.of_matrix
-        return None if keeps_dtype else self.cast_dtype
-
-
-@dataclass(frozen=True)
 class _TensorHeader:
     """One entry of a safetensors header.
 
@@ -326,45 +244,60 @@ class _TensorHeader:
     of_matrix: bool
     mode: str | None = None
 
+    def loaded_bytes(self, loading: WeightLoading) -> int:
+        if self._is_widened(loading):
+            return FLOAT32_BYTES * self.weights
+        return self.size * _number_bytes(self.dtype, self._cast_dtype(loading))
 
-@dataclass(frozen=True)
-class _LoadedWeights:
-    """Totals over a model's weights after loading.
+    def loaded_format(self, loading: WeightLoading) -> str:
+        """Return the format after loading, the name in the counter ``weights.<format>``."""
+        if self._is_widened(loading):
+            return "float32"
+        if self.dtype not in FLOAT_BYTES:
+            return "quantised" if self.quantised else self.dtype
+        return self._cast_dtype(loading) or FLOAT_NAMES[self.dtype]
 
-    ``float_bytes`` is the bytes per element of the dtype that most floating-point weights have
-    after the cast.
-    """
+    def _is_widened(self, loading: WeightLoading) -> bool:
+        """Return whether a quantised matrix becomes float32.
 
-    bytes: int
-    float_bytes: int
-    weights: int
-    has_lm_head: bool
+        With ``matrix_storage=dequantized`` every quantised matrix does. With ``cast`` a matrix does
+        if it is in a GGUF block format that MLX lacks. (A few of these formats become integers with
+        float32 scales instead, so their size is overestimated.)
+        """
+        widens = loading.matrix_storage is MatrixStorage.dequantized or (
+            loading.matrix_storage is MatrixStorage.cast and is_gguf_only(self.mode)
+        )
+        return self.quantised and widens
+
+    def _cast_dtype(self, loading: WeightLoading) -> str | None:
+        keeps_dtype = loading.matrix_storage is MatrixStorage.as_stored and self.of_matrix
+        return None if keeps_dtype else loading.dtype
 
 
 def _loaded_weights(
-    path: Path, loading: _WeightLoading, quantization: dict[str, Any], tied: bool = False
-) -> _LoadedWeights:
-    """Sum the sizes of the weights in ``path``.
+    path: Path, loading: WeightLoading, quantization: dict[str, Any], tied: bool = False
+) -> tuple[ModelFootprint, bool]:
+    """Return a footprint with the sizes of the weights in ``path`` and whether there is an LM head.
 
-    If the embedding is ``tied`` to the output, a stored output matrix is not counted, because
-    mlx_lm drops it on loading.
+    The activations have the dtype of most floating-point weights after the cast. If the embedding
+    is ``tied`` to the output, a stored output matrix is not counted: mlx_lm drops it on loading.
     """
     tensors = {
         name: tensor
         for name, tensor in _tensor_headers(_tensor_shapes(path), quantization)
-        if loading.loads(name) and not (tied and _is_lm_head(name))
+        if loading.layers is None or safetensors_header.layer_index(name) < loading.layers
+        if not (tied and _is_lm_head(name))
     }
     floats = Counter[str]()
     for tensor in tensors.values():
         floats[tensor.dtype] += tensor.size if tensor.dtype in FLOAT_BYTES else 0
     most_used = max(floats, key=lambda dtype: floats[dtype], default="F32")
     compute_dtype = most_used if most_used in FLOAT_BYTES else "F32"
-    return _LoadedWeights(
-        bytes=sum(map(loading.bytes, tensors.values())),
-        float_bytes=_number_bytes(compute_dtype, loading.cast_dtype),
-        weights=sum(tensor.weights for tensor in tensors.values()),
-        has_lm_head=any(map(_is_lm_head, tensors)),
-    )
+    size = sum(tensor.loaded_bytes(loading) for tensor in tensors.values())
+    float_bytes = _number_bytes(compute_dtype, loading.dtype)
+    count = sum(tensor.weights for tensor in tensors.values())
+    footprint = ModelFootprint(path.name, size, 0, 0, 0, None, float_bytes, count)
+    return footprint, any(map(_is_lm_head, tensors))
 
 
 def _is_lm_head(name: str) -> bool:
@@ -387,7 +320,7 @@ def _tensor_headers(
         yield name, _TensorHeader(dtype, size, weights, quantised, matrix, entry.get("mode"))
 
 
-def _number_bytes(dtype: str, cast_dtype: CastDtype) -> int:
+def _number_bytes(dtype: str, cast_dtype: str | None) -> int:
     """Return the bytes per element after loading a tensor of a safetensors dtype."""
     if dtype not in FLOAT_BYTES:
         return INTEGER_BYTES.get(dtype, 1)

@@ -17,7 +17,7 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget import footprint, model_footprint, plan
 from labkit.engine.memory_budget.budget_decision import BudgetDecision, BudgetRefusal
 from labkit.engine.memory_budget.budget_policies import PROFILING_POLICIES
-from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import WeightLoading
 from labkit.engine.request import Request, RequestState
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -36,12 +36,7 @@ ROUNDING_BYTES = 1 << 20
 
 
 def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
-    """Check the budget before the weights are loaded.
-
-    Nothing is checked if config.json does not tell a size that the plan needs. Raises
-    ``EngineError`` if the policy refuses the budget. The message is one line that ends in the
-    setting to change.
-    """
+    """Raise ``EngineError`` (one line) if the policy refuses a budget whose sizes are known."""
     model = footprint(options, model_dir)
     result = None if model is None else plan(options, model, machine)
     if isinstance(result, BudgetRefusal):
@@ -67,7 +62,7 @@ def size_pool(
     """
     # A rank's shapes count only that rank's heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
-    weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    weights = model_dir, WeightLoading.of(options)
     known = model_footprint.from_directory(*weights)
     model = replace(
         known or model_footprint.from_weights(*weights),
@@ -103,7 +98,7 @@ def measure_activation_bytes(
     kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
     largest = _largest_step(lengths, kv_cache.manager)
     last_rows = np.arange(tokens - logit_rows, tokens, dtype=np.int32)
-    batch, step = kv_cache.memory.prepare_step(largest._replace(logit_rows=last_rows))
+    batch, step = kv_cache.prepare_step(largest._replace(logit_rows=last_rows))
     forward(batch, step, Counters())
     mx: Any = sys.modules.get("mlx.core")  # None: the model runs without it
     if mx is not None:

@@ -29,12 +29,17 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
 
 
 def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
-    """Return the number of KV blocks that requests of ``lengths`` tokens need together.
-
-    In the paged layout the number includes the null block.
-    """
+    """Return the KV blocks that requests of ``lengths`` tokens need, with the paged null block."""
     null_block = kv.layout is config.KVLayout.paged
     return -(-slots_for(kv, lengths) // kv.block_size) + null_block
+
+
+def num_state_snapshots(engine: config.Engine) -> int:
+    """Return the number of slots for snapshots of states, which prefix caching needs."""
+    if engine.prefix_cache is config.PrefixCache.none:
+        return 0
+    given = engine.kv.state_snapshots
+    return engine.scheduler.max_num_seqs if given is None else given
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import apply_top_k, apply_top_p, make_sampler
 
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
@@ -24,15 +25,11 @@ from labkit.engine.engine_protocol import (
     check_request,
 )
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
-from labkit.engine.mlx_lm.mlx_lm_sampling import (
-    check_supported,
-    make_request_sampler,
-    stop_token_ids,
-)
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.unpatched_loader import MlxLmModel
-from labkit.engine.request import Request
+from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampling.prompt_logprobs import concatenate, score_rows
+from labkit.engine.sampling.sampler import request_seed
 from labkit.machine import openblas_for_mlx
 
 DEFAULT_PREFILL_BATCH_SIZE = 8  # mlx_lm's default
@@ -55,6 +52,22 @@ COUNTER_NAMES = (
     "requests.finished",
     "requests.aborted",
     "requests.refused",
+)
+Sampler = Callable[[mx.array], mx.array]
+
+# Shared by all greedy requests: mlx_lm samples a whole batch in one call only if all rows have the
+# same sampler object.
+GREEDY_SAMPLER: Sampler = make_sampler(temp=0.0)
+SUPPORTED_PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "seed",
+    "prompt_logprobs",
+    "prompt_logprob_ids",
 )
 
 
@@ -116,7 +129,10 @@ class MlxLmEngine:
     def _check(self, request: Request) -> None:
         check_request(request, self._model.vocab_size, self._model.max_context)
         params = request.params
-        check_supported(params)
+        for name, value in params.changed_outside(SUPPORTED_PARAMS):
+            raise EngineError(
+                f"{name}={value}: not supported by engine=mlx_lm; leave it at its default"
+            )
         if params.prompt_logprobs is not None and params.max_tokens != 1:
             raise EngineError(
                 f"prompt_logprobs={params.prompt_logprobs}: engine=mlx_lm needs max_tokens=1"
@@ -215,7 +231,9 @@ class MlxLmEngine:
             self._token_counters.add_request(uid)
 
     def _request_stop_sequences(self, request: Request) -> Any:
-        ids = stop_token_ids(request.params, self._model.eos_token_ids)
+        ids = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            ids |= self._model.eos_token_ids
         if ids not in self._stop_sequences:
             self._stop_sequences[ids] = StopSequences([[token] for token in sorted(ids)])
         return self._stop_sequences[ids]
@@ -234,10 +252,7 @@ class MlxLmEngine:
         return TokenEvent(request.request_id, response.token, response.finish_reason, margin)
 
     def drain(self) -> None:
-        """Wait for the decode step that the generator computes ahead.
-
-        The next ``step`` returns the tokens of that decode step.
-        """
+        """Wait for the decode step computed ahead, whose tokens the next ``step`` returns."""
         mx.synchronize(self._open_generator().stream)
 
     def counters(self) -> dict[str, float]:
@@ -327,11 +342,38 @@ def score_prompts(model: Any, requests: Sequence[Request]) -> list[tuple[PromptL
 
 
 def _logit_margin(logprobs: mx.array, token: int) -> float:
-    """Return the log probability of ``token`` minus the largest among all other tokens.
-
-    ``logprobs`` is [vocab_size] and already evaluated by MLX.
-    """
+    """Return the log probability [vocab_size] of ``token`` minus the largest of all others."""
     row = np.asarray(logprobs.astype(mx.float32))
     below = np.maximum.reduce(row[:token], initial=NEGATIVE_INFINITY)
     above = np.maximum.reduce(row[token + 1 :], initial=NEGATIVE_INFINITY)
     return float(row[token] - np.maximum(below, above))
+
+
+class SeededSampler:
+    """A sampler with mlx_lm's filters and a separate random stream for each request.
+
+    mlx_lm's samplers draw from one global stream, so a request's tokens would depend on the other
+    requests in its batch. The filters run in mlx_lm's order (top-p on the probabilities before
+    temperature, top-k, temperature), which differs from that of labkit's sampler.
+    """
+
+    def __init__(self, params: SamplingParams, seed: int) -> None:
+        self._params = params
+        self._key = mx.random.key(seed)
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Draw one token for each row of ``logprobs`` ([1, vocab_size])."""
+        params = self._params
+        if params.top_p < 1:
+            logprobs = apply_top_p(logprobs, params.top_p)
+        if 0 < params.top_k < logprobs.shape[-1]:
+            logprobs = apply_top_k(logprobs, params.top_k)
+        self._key, key = mx.random.split(self._key)
+        return mx.random.categorical(logprobs * (1 / params.temperature), key=key)
+
+
+def make_request_sampler(request: Request) -> Sampler:
+    """Return the shared greedy sampler, or a ``SeededSampler`` if the request is not greedy."""
+    if request.params.greedy:
+        return GREEDY_SAMPLER
+    return SeededSampler(request.params, request_seed(RequestState(request)))

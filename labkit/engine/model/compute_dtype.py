@@ -12,6 +12,7 @@ half-precision weights in their stored dtype (``engine.weights``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -42,6 +43,28 @@ class MatrixStorage(Enum):
     dequantized = "dequantized"
 
 
+@dataclass(frozen=True, slots=True)
+class WeightLoading:
+    """What loading does to a model's weights.
+
+    ``dtype``: the MLX dtype that floating-point weights are cast to (None: each keeps its own).
+    ``layers``: only so many first layers are loaded, the last norm and the output layer (None: all
+    layers).
+    """
+
+    dtype: str | None = "float32"
+    matrix_storage: MatrixStorage = MatrixStorage.cast
+    layers: int | None = None
+
+    @classmethod
+    def of(cls, options: config.Engine, layers: int | None = None) -> WeightLoading:
+        """Return the loading that an engine's options ask for."""
+        return cls(cast_target(options), matrix_storage(options), layers)
+
+
+FLOAT32 = WeightLoading()
+
+
 def cast_target(options: config.Engine) -> str | None:
     """Return the MLX dtype that weights are cast to, or None if each weight keeps its dtype."""
     if options.weights is config.Weights.float32:
@@ -52,11 +75,7 @@ def cast_target(options: config.Engine) -> str | None:
 
 
 def matrix_storage(options: config.Engine) -> MatrixStorage:
-    """Return how loading stores matrices.
-
-    ``dequantized`` if ``engine.weights=float32``; else ``as_stored`` if labkit's own kernels
-    multiply the matrices; else ``cast``.
-    """
+    """Return how loading stores matrices: unchanged only if labkit's kernels multiply them."""
     if options.weights is config.Weights.float32:
         return MatrixStorage.dequantized
     on_numpy = options.name != "mlx_lm" and options.attention.device is config.Device.cpu
@@ -71,62 +90,43 @@ def _on_gpu(options: config.Engine) -> bool:
     return gpu is not None and (on_mlx or attention.device.value == gpu)
 
 
-def compute_itemsize(options: config.Engine, stored: int) -> int:
-    """Return the bytes per element of activations.
-
-    ``stored`` is the bytes per element of the model's stored weights.
-    """
-    dtype = cast_target(options)
-    return stored if dtype is None else ITEM_BYTES[dtype]
-
-
 def kv_dtype(options: config.Engine, computed: str) -> str:
-    """Return the dtype of the KV memory.
-
-    It is ``engine.kv.dtype`` or, if that is float32 (the default), ``computed``: the dtype in which
-    the model computes.
-    """
+    """Return the KV memory's dtype: ``engine.kv.dtype`` or, if that is float32, ``computed``."""
     narrow = options.kv.dtype is not config.KVDType.float32
     return str(options.kv.dtype.value) if narrow else computed
 
 
 def kv_bits(options: config.Engine, stored: int) -> int:
-    """Return the bits per element of the KV memory, including scales and biases.
-
-    ``stored`` is the bytes per element of the model's stored weights.
-    """
+    """Return the bits of a KV element, with scales. ``stored``: bytes of a stored weight."""
     dtype = options.kv.dtype
     if dtype.quantised:
         return QUANTIZED_KV_BITS[dtype.value]
-    narrow = dtype is not config.KVDType.float32
-    return 8 * (ITEM_BYTES[dtype.value] if narrow else compute_itemsize(options, stored))
+    computed = cast_target(options) if dtype is config.KVDType.float32 else dtype.value
+    return 8 * (stored if computed is None else ITEM_BYTES[computed])
 
 
-def cast_parameters(
-    model: Any, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
-) -> None:
-    """Cast a loaded model's floating-point parameters to ``dtype``, and evaluate them all.
+def cast_parameters(model: Any, loading: WeightLoading = FLOAT32) -> None:
+    """Cast a loaded model's floating-point parameters to ``loading.dtype``, and evaluate them all.
 
-    If ``dtype`` is half precision, parameters that mlx_lm keeps in float32 when it converts a
-    model (``cast_predicate``) stay as they are. ``matrix_storage`` decides what happens to
-    matrices: ``as_stored`` leaves them and their scales unchanged; ``cast`` casts the scales of
-    quantised matrices, which stay quantised; ``dequantized`` converts these matrices to float32
-    before the cast.
+    If it is half precision, parameters that mlx_lm keeps in float32 when it converts a model
+    (``cast_predicate``) stay as they are. With ``as_stored``, so do matrices and their scales; with
+    ``cast``, the scales of quantised matrices are cast; with ``dequantized``, these matrices become
+    float32 before the cast.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
 
     from labkit.engine.model import dequantized_layers
 
-    if matrix_storage is MatrixStorage.dequantized:
-        dequantized_layers.dequantize_matrices(model)
-    elif matrix_storage is MatrixStorage.cast:
-        dequantized_layers.replace_block_layers(model)
     unchanged: frozenset[str] = frozenset()
-    if matrix_storage is MatrixStorage.as_stored:
+    if loading.matrix_storage is MatrixStorage.as_stored:
         unchanged = dequantized_layers.matrix_parameter_names(model)
-    if dtype is not None:
-        target = getattr(mx, dtype)
+    elif loading.matrix_storage is MatrixStorage.dequantized:
+        dequantized_layers.dequantize_matrices(model)
+    else:
+        dequantized_layers.replace_block_layers(model)
+    if loading.dtype is not None:
+        target = getattr(mx, loading.dtype)
         may_cast = getattr(model, "cast_predicate", None) if target != mx.float32 else None
 
         def cast(path: str, value: Any) -> Any:
@@ -151,11 +151,7 @@ def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
 
 
 def weight_counters(weight_bytes: Mapping[str, int]) -> dict[str, float]:
-    """Return the counters of the weights' bytes, given the bytes of each dtype.
-
-    ``weights.<dtype>`` has the bytes of one dtype, ``weights.narrow`` the bytes of all weights that
-    are quantised or in half precision.
-    """
+    """Return counters of bytes: ``weights.<dtype>``, ``weights.narrow`` (quantised and half)."""
     narrow = sum(weight_bytes.get(dtype, 0) for dtype in NARROW_DTYPES)
     return {
         **{f"weights.{dtype}": nbytes for dtype, nbytes in weight_bytes.items()},

@@ -67,11 +67,8 @@ def softcapped_attention(original: Any) -> Any:
     def attend(self: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
         if not takes_packed_tokens(cache):
             return original(self, x, mask, cache)
-        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         numbers = self.n_heads, self.n_kv_heads, self.n_kv_heads
-        queries, keys, values = map(_split_heads, projected, numbers)
-        queries, keys = (self.rope(array, offset=cache.offset) for array in (queries, keys))
-        keys, values = cache.update_and_fetch(keys, values)
+        queries, keys, values = _project(self, x, cache, numbers, self.rope)
         softcap = self.attn_logit_softcapping
         out = keys.attend(queries, values, self.scale, None, None, softcap)
         return self.o_proj(_join_heads(out))
@@ -85,16 +82,21 @@ def tiled_attention(original: Any) -> Any:
     def attend(self: Any, hidden_states: Any, attention_mask: Any = None, cache: Any = None) -> Any:
         if not takes_packed_tokens(cache):
             return original(self, hidden_states, attention_mask, cache)
-        projected = [proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj)]
         numbers = self.q_num_heads, self.k_num_heads, self.v_num_heads
-        queries, keys, values = map(_split_heads, projected, numbers)
-        queries, keys = (self.rotary_emb(array, offset=cache.offset) for array in (queries, keys))
-        keys, values = cache.update_and_fetch(keys, values)
+        queries, keys, values = _project(self, hidden_states, cache, numbers, self.rotary_emb)
         # labkit's attention expects the query heads of a KV head to be adjacent.
         out = keys.attend(_regroup(queries, self.k_num_heads), values, self.scale, None, None)
         return self.o_proj(_join_heads(_regroup(out, self.q_num_heads // self.k_num_heads)))
 
     return attend
+
+
+def _project(layer: Any, x: Any, cache: Any, numbers: tuple[int, ...], rope: Any) -> Any:
+    """Return the rotated queries of a layer, and the handles of its new keys and values."""
+    projected = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    queries, keys, values = map(_split_heads, projected, numbers)
+    queries, keys = (rope(array, offset=cache.offset) for array in (queries, keys))
+    return queries, *cache.update_and_fetch(keys, values)
 
 
 def _regroup(array: Any, inner: int) -> Any:

@@ -228,11 +228,7 @@ def concatenate(first: Any, second: Any) -> Any:
 
 
 class StateCache:
-    """The state of one layer as the model sees it, before a ``SegmentMixer`` reads the arrays.
-
-    ``layer`` is the layer's index among those with a state. ``context`` is set during each forward
-    only.
-    """
+    """The state of a layer as the model sees it. ``context`` is set during a forward only."""
 
     def __init__(self, layer: int, num_arrays: int) -> None:
         self.layer = layer

@@ -13,7 +13,12 @@ from typing import Any
 from labkit.config import ConfigError
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import (
+    FLOAT32,
+    MatrixStorage,
+    WeightLoading,
+    cast_parameters,
+)
 from labkit.engine.model.isolated_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.engine.model.layer_cache import AttentionSpec, CacheSpec, KVHandle, StateSpec
 from labkit.machine.exception_text import one_line
@@ -64,7 +69,7 @@ class LoadedModel:
     caches: tuple[CacheSpec, ...]  # what each layer with a cache stores in it
     eos_token_ids: frozenset[int]  # token ids that end a request
     # How loading stored the matrices of linear layers and embeddings
-    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
+    matrix_storage: MatrixStorage = MatrixStorage.cast
     max_context: int | None = None  # the context in tokens, or None if config.json has none
     # The number of layers whose outputs are summed over the ranks (tensor parallelism)
     num_all_reduces: int = 0
@@ -107,27 +112,19 @@ def _modules() -> ModuleLoader:
     return ModuleLoader({}, {f"{PACKAGE}.base": {"scaled_dot_product_attention": attend}})
 
 
-def load_model(
-    model_dir: Path,
-    layers: int | None = None,
-    dtype: str | None = "float32",
-    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
-) -> LoadedModel:
+def load_model(model_dir: Path, loading: WeightLoading = FLOAT32) -> LoadedModel:
     """Load a model from config.json and model*.safetensors.
 
-    Only the first ``layers`` layers are loaded, the last norm and the output layer (None: all
-    layers). ``dtype`` is the MLX dtype that floating-point weights are cast to (None: each keeps
-    its own), ``matrix_storage`` how those of linear layers and embeddings are stored. Raises
-    ``EngineError`` if the directory is not a model, or its architecture or quantisation is not
-    supported.
+    Raises ``EngineError`` if the directory is not a model, or its architecture or quantisation is
+    not supported.
     """
     settings = _without_dynamic_rope(_read_config(model_dir))
-    if layers is not None:
-        settings = _first_layers(settings, layers, model_dir)
+    if loading.layers is not None:
+        settings = _first_layers(settings, loading.layers, model_dir)
     model_type = str(settings["model_type"])
     model = _build(_module(model_type, settings.get("architectures")), settings, model_dir)
-    _load_weights(model, model_dir, settings.get("quantization"), layers)
-    compute_dtype.cast_parameters(model, dtype, matrix_storage)
+    _load_weights(model, model_dir, settings.get("quantization"), loading.layers)
+    cast_parameters(model, loading)
     caches = tuple(_cache_spec(cache, model_type) for cache in make_prompt_cache(model))
     _check_indexer(caches, settings, model_type)
     return LoadedModel(
@@ -135,7 +132,7 @@ def load_model(
         model_type,
         caches,
         read_eos_token_ids(model_dir),
-        matrix_storage,
+        loading.matrix_storage,
         model_json.max_context(settings),
     )
 
@@ -209,7 +206,7 @@ def _module(model_type: str, architectures: str | Sequence[str] | None = None) -
 def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any:
     try:
         return module.Model(module.ModelArgs.from_dict(settings))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = one_line(error)
         raise EngineError(
             f"{model_dir / 'config.json'} does not describe a whole model ({reason})"
@@ -359,10 +356,7 @@ def _cache_spec(cache: Any, model_type: str) -> CacheSpec:
 
 
 def _check_indexer(caches: Sequence[CacheSpec], settings: dict[str, Any], model_type: str) -> None:
-    """Raise ``EngineError`` if layers cache the keys of an indexer beside their own.
-
-    The indexer selects the keys that a query attends to.
-    """
+    """Raise ``EngineError`` if an indexer selects the keys that a query attends to."""
     settings = settings | (settings.get("text_config") or {})
     for name in INDEXER_SETTINGS:
         if settings.get(name) and any(isinstance(spec, tuple) for spec in caches):

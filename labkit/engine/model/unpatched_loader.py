@@ -27,10 +27,9 @@ class MlxLmModel:
     """A loaded mlx_lm model and its sizes.
 
     Prompts may only have token ids below ``vocab_size``. ``max_context`` is in tokens (None: not in
-    config.json). ``kv_bytes_by_window`` maps each sliding
-    window (tokens, or None for no window) to one token's KV bytes, summed over the layers with that
-    window. ``dtype`` is MLX's name of the dtype of the cached keys. ``weights`` maps each weight
-    format, named as in counters, to its bytes.
+    config.json). ``kv_bytes_by_window`` is what the function of that name returns, ``dtype`` MLX's
+    name of the dtype of the cached keys. ``weights`` maps each weight format, named as in counters,
+    to its bytes.
     """
 
     model: Any
@@ -43,16 +42,9 @@ class MlxLmModel:
 
 
 def load(
-    model_dir: Path,
-    dtype: str | None = "float32",
-    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
+    model_dir: Path, loading: compute_dtype.WeightLoading = compute_dtype.FLOAT32
 ) -> MlxLmModel:
-    """Load a model with mlx_lm from its ``mlx_lm_directory``, and cast its weights.
-
-    ``dtype`` and ``matrix_storage`` are those of ``model_loader.load_model``. Raises
-    ``EngineError`` if mlx_lm cannot load the directory. The message is one line with mlx_lm's
-    reason.
-    """
+    """Load ``mlx_lm_directory`` with mlx_lm and cast it; raise ``EngineError`` with its reason."""
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
@@ -62,9 +54,14 @@ def load(
         model, settings = load_model(mlx_lm_directory(Path(model_dir)))
     except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise EngineError(f"engine=mlx_lm: {model_dir}: {some_names(error)}") from None
-    compute_dtype.cast_parameters(model, dtype, matrix_storage)
+    compute_dtype.cast_parameters(model, loading)
     caches = make_prompt_cache(model)
-    _check_batchable(caches, settings["model_type"])
+    unbatchable = next((cache for cache in caches if not is_batchable(cache)), None)
+    if unbatchable is not None:
+        raise EngineError(
+            f"engine=mlx_lm: model_type={settings['model_type']}: mlx_lm's BatchGenerator cannot "
+            f"batch its {type(unbatchable).__name__}; {ONE_AT_A_TIME}"
+        )
     # MLX is lazy: this call computes only shapes, and gives the caches keys and values.
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
     return MlxLmModel(
@@ -78,18 +75,8 @@ def load(
     )
 
 
-def _check_batchable(caches: Sequence[Any], model_type: str) -> None:
-    """Raise ``EngineError`` if mlx_lm's BatchGenerator cannot batch a model's caches."""
-    for cache in caches:
-        if not is_batchable(cache):
-            raise EngineError(
-                f"engine=mlx_lm: model_type={model_type}: mlx_lm's BatchGenerator cannot batch its "
-                f"{type(cache).__name__}; {ONE_AT_A_TIME}"
-            )
-
-
 def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
-    """Return one token's KV bytes by sliding window, summed over the layers of that window.
+    """Return one token's KV bytes by sliding window (tokens, None: no window), summed over layers.
 
     Caches without keys, such as those of recurrent layers, are left out.
     """

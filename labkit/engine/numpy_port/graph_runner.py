@@ -84,10 +84,7 @@ class GraphRunner:
 
 
 def replay_obstacle(attention: Any) -> str | None:
-    """Return the reason that a replay cannot run a step's attention, or None.
-
-    Only ``CpuBackend`` itself can be replayed, because a subclass may compute something else.
-    """
+    """Return why an attention cannot be replayed; None for ``CpuBackend``, but no subclass."""
     if type(attention) is CpuBackend:
         return None
     if isinstance(attention, CacheGroupAttention):

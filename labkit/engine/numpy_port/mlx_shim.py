@@ -64,10 +64,7 @@ def _attend(
     mask: Any = None,
     sinks: Any = None,
 ) -> Any:
-    """Attend with the ``KVHandle`` that the cache returned as ``keys``.
-
-    Raises ``NoCounterpart`` if ``keys`` is an array, not a ``KVHandle``.
-    """
+    """Attend with the ``KVHandle`` that the cache returned as ``keys``."""
     if isinstance(keys, np.ndarray):
         raise NoCounterpart(
             "the model calls attention with other keys than those that its cache returned"

@@ -41,10 +41,11 @@ PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 class Conversion:
     """The result of ``convert``: the converted layers, or the reason that there are none.
 
-    ``reason`` is None if the model was converted. ``layers`` has the number of converted layers by
-    class. ``weights`` has the bytes of all matrices by format (``quantised``, ``float32``).
-    ``activations`` has the bytes of the matrices that a forward multiplies, by the type of the
-    activations.
+    ``reason``: why the model runs on MLX arrays (None: it was converted to NumPy's). ``layers`` has
+    the number of converted layers by class. ``weights`` has the bytes of the weights by format, as
+    in the counters ``weights.<format>``; of a converted model, those of its matrices.
+    ``activations`` has the bytes of the matrices that a converted model multiplies, by the type of
+    the activations.
     """
 
     reason: str | None
@@ -54,7 +55,6 @@ class Conversion:
 
     @property
     def ok(self) -> bool:
-        """Whether the model was converted."""
         return self.reason is None
 
 
@@ -211,10 +211,7 @@ class _Converter:
         return np.ascontiguousarray(np.asarray(array))
 
     def _matrix(self, layer: Any, path: str, head: int | None = None) -> WeightMatrix:
-        """Return a layer's weight, in its stored low precision if that is allowed.
-
-        ``head`` selects one of the matrices of a ``MultiLinear``.
-        """
+        """Return a layer's weight (or a head's of several), in low precision if that is allowed."""
 
         def parameter(array: Any) -> Any:
             return array if head is None else array[head]

@@ -58,10 +58,7 @@ class Linear(PackedLayer):
 
 
 class SummedLinear(PackedLayer):
-    """A linear layer sharded over its inputs. The products of all ranks are summed.
-
-    ``all_sum`` returns the sum of an array over the ranks. The bias is added to the sum.
-    """
+    """A linear layer sharded over its inputs: ``all_sum`` adds the ranks' products, then bias."""
 
     __slots__ = ("_all_sum", "_bias")
 

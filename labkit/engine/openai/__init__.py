@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,7 @@ def check_http_extra() -> None:
 
 
 def check_installed(options: config.Engine) -> None:
-    """Check that what the server's command needs is installed, unless the server runs already.
-
-    Raises ``ConfigError`` if the program is missing, or the package gguf for ``{gguf}``. The
-    message is one line.
-    """
+    """Raise ``ConfigError`` (one line) unless what a server to be started needs is installed."""
     from labkit.engine.openai import server_process
 
     if options.server.url is not None:
@@ -46,11 +43,7 @@ def check_installed(options: config.Engine) -> None:
 
 
 def prepare(options: config.Engine, model_dir: Path) -> None:
-    """Check what the server needs, build its environment, and export the model if it must be.
-
-    Raises ``ConfigError`` if something is not installed, or the environment cannot be built, or the
-    model cannot be exported. The message is one line.
-    """
+    """Check, build and export what the server needs, or raise ``ConfigError`` (one line)."""
     from labkit.engine.openai import server_process
 
     check_installed(options)
@@ -61,11 +54,7 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
-    """Start the server, wait until it has generated a token, and return an engine around it.
-
-    Raises ``EngineError`` if the server cannot be started, or generates nothing. The message is one
-    line.
-    """
+    """Start the server, wait for a token, and return an engine, or raise ``EngineError``."""
     check_http_extra()
     from labkit.engine.openai import server_process
     from labkit.engine.openai.http_client import HttpClient
@@ -75,17 +64,14 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     from labkit.models.tokenizer import Detokenizer
 
     server_options = options.server
-    server = server_process.start_server(options, model_dir)
-    client = None
-    try:
+    with ExitStack() as cleanup:  # unless everything succeeds
+        server = server_process.start_server(options, model_dir)
+        cleanup.callback(server.stop)
         client = HttpClient(server.url, server_options.silence_s, server_options.api_key)
+        cleanup.callback(client.close)
         model = server.wait_until_ready(client, ENDPOINT_PATHS[server_options.api], model_dir)
         directory = inspect(model_dir, name=model_dir.name, option="engine=openai")
         detokenizer = Detokenizer(model_dir)
         payloads = PayloadBuilder(server_options, model, detokenizer, directory.eos_token_ids)
-    except BaseException:
-        if client is not None:
-            client.close()
-        server.stop()
-        raise
+        cleanup.pop_all()
     return RemoteEngine(server, client, payloads, detokenizer, server_options)

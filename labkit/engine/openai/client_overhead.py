@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -50,18 +51,15 @@ def measure(streams: int, silence_s: float) -> dict[str, Any]:
         server = SupervisedServer(command)
     except SupervisorError as error:
         raise EngineError(f"the null server failed: {error}") from None
-    try:
+    with ExitStack() as cleanup:
+        cleanup.callback(server.stop)
         client = HttpClient(f"http://127.0.0.1:{port}", silence_s)
-        try:
-            _wait_until_ready(client)
-            _run_round(client, streams, 0)
-            cpu = time.process_time()
-            rounds = [_run_round(client, streams, n + 1) for n in range(MEASURED_ROUNDS)]
-            cpu = time.process_time() - cpu
-        finally:
-            client.close()
-    finally:
-        server.stop()
+        cleanup.callback(client.close)
+        _wait_until_ready(client)
+        _run_round(client, streams, 0)
+        cpu = time.process_time()
+        rounds = [_run_round(client, streams, n + 1) for n in range(MEASURED_ROUNDS)]
+        cpu = time.process_time() - cpu
     return _summarize([timed for responses in rounds for timed in responses], cpu, streams)
 
 
@@ -89,11 +87,7 @@ def _run_round(client: HttpClient, streams: int, number: int) -> list[TimedRespo
 
 
 def _send_and_collect(client: HttpClient, keys: Sequence[str], tokens: int) -> list[TimedResponse]:
-    """Send a request for ``tokens`` tokens under each key, and return the responses.
-
-    The responses are in the order of ``keys``. Those that have not ended after
-    ``ROUND_TIMEOUT_S`` are returned incomplete.
-    """
+    """Send a request under each key; return the responses in order, late ones incomplete."""
     body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
     params = SamplingParams(max_tokens=tokens)
     submitted: dict[str, float] = {}

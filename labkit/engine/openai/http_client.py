@@ -215,10 +215,7 @@ class HttpClient:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _watch_streams(self) -> None:
-        """Run until cancelled: measure the loop's wake-up delay, and fail silent responses.
-
-        A response is silent if nothing but keep-alives has arrived for ``silence_s`` seconds.
-        """
+        """Measure the loop's wake-up delay, and fail responses with only keep-alives for a time."""
         while True:
             due = self.clock() + CHECK_PERIOD_S
             await asyncio.sleep(CHECK_PERIOD_S)
@@ -233,10 +230,7 @@ class HttpClient:
                     exchange.end(KEPT_OPEN_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
-        """Send a JSON body to ``path`` and return without waiting for the response.
-
-        ``completed_responses`` will return the response, or the error, under ``key``.
-        """
+        """Send a JSON body. ``completed_responses`` will return the response under ``key``."""
         submitted = self.clock()
         self._loop.call_soon_threadsafe(self._begin, key, path, body, submitted)
 
@@ -282,10 +276,7 @@ class HttpClient:
         return completed
 
     def cancel(self, key: str) -> None:
-        """Close a request's connection and drop its response.
-
-        A response that has ended already is still returned by ``completed_responses``.
-        """
+        """Close a request's connection. A response that has ended already is still returned."""
 
         async def abort() -> None:
             exchange = self._exchanges.pop(key, None)

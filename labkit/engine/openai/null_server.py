@@ -39,10 +39,7 @@ class NullStream:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write_token(self, now: float) -> None:
-        """Write the next token; after the last one, write the usage and end the response.
-
-        A stream whose client is gone ends.
-        """
+        """Write the next token, and after the last the usage. A stream without client ends."""
         if self.writer.is_closing():
             self.done.set()
             return

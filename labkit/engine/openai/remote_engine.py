@@ -72,7 +72,6 @@ class RemoteEngine:
         self._server, self._client = server, client
         self._payloads, self._detokenizer, self._options = payloads, detokenizer, options
         self._live: dict[str, StreamedResponse | ScoredResponse] = {}
-        self._request_ids: dict[str, str] = {}  # by the client's key
         self._keys: dict[str, str] = {}  # by request id
         self._finished: list[StreamedResponse] = []
         self._scored: list[ScoredResponse] = []
@@ -99,7 +98,7 @@ class RemoteEngine:
         key = f"{self._num_sent} {request_id}"
         scored = request.params.prompt_logprobs is not None
         self._live[request_id] = ScoredResponse(request) if scored else StreamedResponse(request)
-        self._request_ids[key], self._keys[request_id] = request_id, key
+        self._keys[request_id] = key
         self._counters.add("prompts.respelled", not payload.same_ids)
         self._client.send(key, self._payloads.path, payload.body)
 
@@ -108,11 +107,7 @@ class RemoteEngine:
         if request_id in self._live:
             self._counters.add("requests.aborted")
             self._client.cancel(self._keys[request_id])
-            self._forget(request_id)
-
-    def _forget(self, request_id: str) -> None:
-        del self._live[request_id]
-        del self._request_ids[self._keys.pop(request_id)]
+            del self._live[request_id], self._keys[request_id]
 
     def has_work(self) -> bool:
         return bool(self._live or self._refused)
@@ -132,8 +127,8 @@ class RemoteEngine:
         cpu = time.thread_time()
         events, self._refused = self._refused, []
         for completed in self._client.completed_responses():
-            request_id = self._request_ids.get(completed.key)
-            if request_id is not None:  # else it was aborted
+            request_id = completed.key.partition(" ")[2]
+            if self._keys.get(request_id) == completed.key:  # else it was aborted
                 events += self._response_events(request_id, completed)
                 if events[-1].error is not None:
                     self._server.check_running()
@@ -164,7 +159,7 @@ class RemoteEngine:
                 last = response.final_event(completed.at, self._detokenizer, self._counters)
             if last.error is None:
                 self._finished.append(response)
-        self._forget(last.request_id)
+        del self._live[request_id], self._keys[request_id]
         self._counters.add("requests.failed" if last.error else "requests.finished")
         return [*events, last]
 
@@ -222,12 +217,7 @@ class RemoteEngine:
         }
 
     def _disagreements(self) -> list[dict[str, Any]]:
-        """Return the requests whose output tokens were counted differently.
-
-        Each dict has the request's id and its three token counts: the server's (``usage``), the
-        tokenizer's and the stream's (see ``counters``). At most ``MAX_RECORDED_DISAGREEMENTS``
-        requests are returned, in the order in which they finished.
-        """
+        """Return the first requests whose output tokens were counted differently (``counters``)."""
         disagreements = []
         for response in self._finished:
             counts = {
@@ -331,11 +321,7 @@ class ScoredResponse:
         )
 
     def _logprobs(self, positions: list[Mapping[str, Mapping[str, Any]] | None]) -> PromptLogprobs:
-        """Return vLLM's objects as arrays, with as many likeliest tokens as were requested.
-
-        Raises ``ValueError``, ``KeyError``, ``TypeError`` if a position is missing, or has fewer
-        tokens than requested.
-        """
+        """Return vLLM's objects as arrays, with as many likeliest tokens as were requested."""
         prompt, top = self.request.prompt_token_ids, self.request.params.prompt_logprobs or 0
         count = len(prompt) - 1
         own = np.empty(count)

@@ -27,10 +27,7 @@ SUPPORTED_PARAMS = (
 
 @dataclass(frozen=True, slots=True)
 class RequestPayload:
-    """A request's JSON body.
-
-    ``same_ids`` says whether the server will read the prompt as the request's own token ids.
-    """
+    """A request's JSON body. ``same_ids``: the server reads the prompt as the request's ids."""
 
     request: Request
     body: bytes
@@ -107,10 +104,7 @@ class PayloadBuilder:
         return RequestPayload(request, json.dumps(body).encode(), same_ids)
 
     def _build_scored(self, request: Request) -> RequestPayload:
-        """Build the payload for a prompt's log probabilities. The response is not streamed.
-
-        The server generates one token, because vLLM refuses to generate none.
-        """
+        """Build the payload for a prompt's log probabilities. vLLM generates one token or more."""
         body = {
             "model": self._model,
             "prompt": list(request.prompt_token_ids),

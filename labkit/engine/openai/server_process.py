@@ -75,10 +75,7 @@ class ServerProcess:
         return self._options.started_by
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return the model's name in requests.
-
-        It is the configured name, else the first entry of ``/v1/models``, else ``model_dir``.
-        """
+        """Return the model's name: the configured one, the first of ``/v1/models``, or the path."""
         configured = self._options.model or self._options.server_preset.model
         if configured:
             return configured
@@ -136,10 +133,7 @@ class ServerProcess:
     def _probe(
         self, client: HttpClient, key: str, path: str, body: dict[str, Any], seconds: float
     ) -> str | None:
-        """Request one token. Return None if it arrives within ``seconds``, else the error's text.
-
-        Raises ``EngineError`` if the server has ended.
-        """
+        """Request one token. Return None if it arrives within ``seconds``, else an error text."""
         client.send(key, path, json.dumps(body).encode())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -152,10 +146,7 @@ class ServerProcess:
         return f"no answer within {seconds:.1f} s"
 
     def reset_prefix_cache(self) -> None:
-        """Empty the server's prefix cache with ``POST /reset_prefix_cache``.
-
-        Raises ``EngineError`` if the server refuses, or does not respond.
-        """
+        """Empty the server's prefix cache. Raises ``EngineError`` if the server does not do it."""
         request = self._request("/reset_prefix_cache", "POST")
         try:
             DIRECT.open(request, timeout=PROBE_TIMEOUT_S).close()
@@ -168,10 +159,7 @@ class ServerProcess:
         raise EngineError(f"{self._option}: the prefix cache was not reset: {reason}")
 
     def process_memory(self) -> dict[str, float]:
-        """Return the resident bytes of the server and its descendants as ``rss_bytes``.
-
-        The dict is empty if labkit did not start the server or the bytes cannot be read.
-        """
+        """Return the ``rss_bytes`` of a started server and its descendants; {} if unknown."""
         import psutil
 
         if self._supervised is None:
@@ -269,10 +257,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
 
 
 def build_environment(server: config.OpenAIServer) -> None:
-    """Build the environment of ``engine.server.requirements``, unless the cache has it.
-
-    Raises ``ConfigError`` if it cannot be built. The message is one line.
-    """
+    """Build ``engine.server.requirements`` unless cached, or raise ``ConfigError`` (one line)."""
     preset, python = server.server_preset, server.python or sys.executable
     index = preset.index if server.packages == preset.requirements else ""
     try:
@@ -296,11 +281,7 @@ def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
 
 def _served_directory(server: config.OpenAIServer, model_dir: Path) -> Path:
     """Return the directory for ``{model}``: the model's own, or a copy that the server can load."""
-    from labkit.engine.model.model_copies import (
-        float32_directory,
-        is_quantized,
-        mlx_lm_directory,
-    )
+    from labkit.engine.model.model_copies import float32_directory, is_quantized, mlx_lm_directory
 
     preset = server.server_preset
     if server.float32 or (preset.float_weights and is_quantized(model_dir)):

@@ -22,10 +22,7 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Token counts that a server reports.
-
-    ``cached``: prompt tokens that were in the server's prefix cache; None if not reported.
-    """
+    """Token counts of a server. ``cached``: of the prompt, in the prefix cache (None: unknown)."""
 
     prompt: int
     completion: int
@@ -149,10 +146,7 @@ def parse_usage(usage: Mapping[str, Any] | None) -> TokenUsage | None:
 
 
 def error_text(body: Any) -> str:
-    """Return the error message in a response ``body`` as one line of limited length.
-
-    ``body`` is bytes or parsed JSON of any shape.
-    """
+    """Return the error message in a body, bytes or JSON of any shape, as one limited line."""
     if isinstance(body, bytes):
         try:
             body = json.loads(body)

@@ -15,10 +15,7 @@ COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 class NullChunkTimes(NamedTuple):
-    """The times of a null server's chunk, on ``time.perf_counter``.
-
-    The server measures ``request_received`` and ``chunk_sent``, the client ``chunk_received``.
-    """
+    """The times of a null server's chunk, the last one the client's, on ``time.perf_counter``."""
 
     request_received: float
     chunk_sent: float
@@ -100,11 +97,7 @@ class StreamedResponse:
         return StreamEvent(self.request.request_id, token, None, received=at, **content)
 
     def final_event(self, at: float, detokenizer: Detokenizer, counters: Counters) -> StreamEvent:
-        """Return the last event of a stream that has ended at time ``at``.
-
-        The event finishes the request, or is an error event if the response does not serve the
-        request.
-        """
+        """Return the event that finishes the request, or its error, of a stream ended at ``at``."""
         if self.finish is not None:
             name = self.finish if self.finish in COUNTED_FINISH_REASONS else "other"
             counters.add(f"finish.{name}")
@@ -127,10 +120,7 @@ class StreamedResponse:
 
     @property
     def _server_count(self) -> int | None:
-        """The server's own number of output tokens, or None if it reports none.
-
-        Some servers report 0 tokens although they sent text.
-        """
+        """The server's own number of output tokens, or None. Some servers report 0 for a text."""
         return (self.usage.completion or None) if self.usage else None
 
     @property
@@ -149,10 +139,7 @@ class StreamedResponse:
         return self._server_count or detokenizer.count_tokens(self.text)
 
     def _is_one_token_per_chunk(self, count: int) -> bool:
-        """Return whether a chunk counts as its token ids or, without ids, as one token.
-
-        The last of ``count`` tokens may have no text.
-        """
+        """Return whether a chunk has ids or counts as one token. The last may have no text."""
         return self.has_token_ids or count <= self.num_chunks + 1
 
     def _num_untimed_tokens(self, count: int) -> int:
@@ -165,10 +152,7 @@ class StreamedResponse:
         return 0 if shown else int(count == self.num_chunks + 1)
 
     def first_chunk_excess(self, count: int) -> float:
-        """Return the estimated share of ``count`` tokens after the first that came with it unseen.
-
-        It is 0 if the number of tokens in the first chunk is known.
-        """
+        """Return the estimated share of the tokens after the first that came unseen with it."""
         if self._is_one_token_per_chunk(count):
             return 0.0
         return (count / self.num_chunks - 1) / (count - 1)
@@ -186,10 +170,7 @@ class StreamedResponse:
         return self._length_error()
 
     def _length_error(self) -> str | None:
-        """Return a message if more or fewer tokens came than the request allows, else None.
-
-        Also returns None if neither token ids nor usage give the number of tokens.
-        """
+        """Return a message if more or fewer tokens came than the request allows, else None."""
         params = self.request.params
         count = len(self.ids) if self.has_token_ids else self._server_count
         if count is None:

@@ -36,10 +36,7 @@ class Ring:
 
 
 def join_ring(rank: int, size: int) -> Ring:
-    """Join the ring that the environment describes, and wait for all ``size`` ranks.
-
-    MLX raises ``RuntimeError`` if a neighbour cannot be reached, or an address is in use.
-    """
+    """Join the environment's ring with all ranks. MLX raises ``RuntimeError`` if it cannot."""
     import mlx.core as mx
 
     if rank == size - 1:

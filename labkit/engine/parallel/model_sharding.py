@@ -24,11 +24,7 @@ ALL_REDUCED_LAYERS = ("ShardedToAllLinear", "QuantizedShardedToAllLinear")
 
 
 def check(experiment: config.Experiment) -> None:
-    """Refuse an arm if its model's config.json shows that the model cannot be sharded.
-
-    Raises ``ConfigError`` if a size of the model cannot be divided among the ranks. The message is
-    one line with the size.
-    """
+    """Raise ``ConfigError`` (one line) if config.json shows that a model cannot be sharded."""
     size = experiment.engine.parallel.size
     if size == 1 or experiment.engine.name != "paged" or experiment.model.shape is not None:
         return  # a configured shape was checked with the config
@@ -77,20 +73,14 @@ def sharding_error(model_dir: Path, size: int, *, dequantized: bool = False) -> 
 
 
 def _unsharded_types(quantization: Mapping[str, Any]) -> list[str]:
-    """Return the GGUF types of a model's layers that only labkit's own layers have.
-
-    Embeddings and the output layer are whole in every rank, so their types do not matter.
-    """
+    """Return the GGUF types of divided layers that only labkit's own layers have."""
     entries = (entry for path, entry in quantization.items() if ".layers." in f".{path}")
     modes = {str(entry.get("mode")) for entry in entries if isinstance(entry, dict)}
     return sorted(mode.upper() for mode in modes if is_gguf_only(mode))
 
 
 def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
-    """Reduce a model to this rank's shard, in place, with mlx_lm's own ``shard``.
-
-    Raises ``EngineError`` if mlx_lm cannot shard the architecture. The message is one line.
-    """
+    """Reduce a model in place to this rank's shard with mlx_lm, or raise ``EngineError``."""
     import mlx.core as mx
 
     prefix = f"engine.parallel.size={ring.size}: model_type={loaded.model_type}"
@@ -110,10 +100,7 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
 
 
 def _is_all_reduced(layer: Any) -> bool:
-    """Return whether the ranks sum a layer's results.
-
-    Mixture-of-experts layers are recognized by their attribute ``sharding_group``.
-    """
+    """Return whether the ranks sum a layer's results. Experts have a ``sharding_group``."""
     return (
         type(layer).__name__ in ALL_REDUCED_LAYERS
         or getattr(layer, "sharding_group", None) is not None

@@ -5,28 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from labkit import config
 from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, KVBytes, StaleLaunchError
 from labkit.machine.exception_text import one_line, one_line_with_type
-
-
-@dataclass(frozen=True, slots=True)
-class RankSetup:
-    """The first message to a rank: its number, the engine to build and the number of threads."""
-
-    rank: int
-    options: config.Engine
-    model_dir: str
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankCall:
     """A message to a rank: the engine method to call, with its arguments.
 
-    Two names call no method: ``close`` ends the rank, and ``schedule_digest`` asks for the digest
-    of the rank's ``ScheduleCheck``. The arguments of ``submit`` are the request's id and the
-    pickled request, because a request that a rank cannot unpickle must not end the rank.
+    Some names call no method. The first message is ``set_up``, with the rank's number, the engine's
+    options, the model's directory and the number of threads. ``close`` ends the rank,
+    ``schedule_digest`` asks for the digest of its ``ScheduleCheck``, and ``release`` lets it
+    continue after a barrier. The arguments of ``submit`` are the request's id and the pickled
+    request, because a request that a rank cannot unpickle must not end the rank.
     """
 
     name: str
@@ -34,26 +25,15 @@ class RankCall:
 
 
 @dataclass(frozen=True, slots=True)
-class BarrierRelease:
-    """A message to a rank: all ranks have reached the barrier, so the rank may continue."""
-
-
-@dataclass(frozen=True, slots=True)
 class BarrierArrival:
-    """A message from a rank that waits at the barrier ``name``.
-
-    All ranks must wait at a barrier of the same name.
-    """
+    """A message from a rank that waits at the barrier ``name``, as all ranks must."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankReply:
-    """A message from a rank: the value that a call returned, and the engine's state afterwards.
-
-    ``running`` has the ids of the running requests.
-    """
+    """A message from a rank: a call's value, and the engine's state and running ids after it."""
 
     value: Any
     running: frozenset[str]
@@ -74,10 +54,7 @@ class RankFailure:
 
     @classmethod
     def from_exception(cls, error: Exception) -> RankFailure:
-        """Return the failure that describes ``error``.
-
-        ``kind`` is ``RuntimeError`` if the exception is an instance of no forwarded error.
-        """
+        """Return the failure of ``error``: a ``RuntimeError`` unless its class is forwarded."""
         message = one_line(error)
         kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:

@@ -21,14 +21,7 @@ import psutil
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import mlx_ring
-from labkit.engine.parallel.rank_messages import (
-    BarrierArrival,
-    BarrierRelease,
-    RankCall,
-    RankFailure,
-    RankReply,
-    RankSetup,
-)
+from labkit.engine.parallel.rank_messages import BarrierArrival, RankCall, RankFailure, RankReply
 from labkit.machine import worker_environment
 from labkit.machine.processes.process_tree import signal_name
 
@@ -45,10 +38,7 @@ STOP_TIMEOUT_S = 1.0  # a rank that has not ended by itself after this time is k
 
 
 class RankError(RuntimeError):
-    """A rank has died, is stuck, or computes a different step than the others.
-
-    All ranks have been killed. The message is one line.
-    """
+    """A rank has died, is stuck, or computes another step. All ranks have been killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +114,8 @@ class RankProcesses:
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
         """Have every rank build its engine. Raises the same exceptions as ``call``."""
-        path = str(model_dir.absolute())
-        return self._exchange(
-            [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]
-        )
+        setup = options, model_dir.absolute(), self.threads
+        return self._exchange([RankCall("set_up", (r.number, *setup)) for r in self._ranks])
 
     def call(self, name: str, *arguments: Any) -> list[RankReply]:
         """Call a method of every rank's engine and return the replies in rank order.
@@ -141,7 +129,7 @@ class RankProcesses:
             raise EngineError("the ranks have ended; create a new engine")
         return self._exchange([RankCall(name, arguments)] * len(self._ranks))
 
-    def _exchange(self, messages: Sequence[RankSetup | RankCall]) -> list[RankReply]:
+    def _exchange(self, messages: Sequence[RankCall]) -> list[RankReply]:
         try:
             self._send(messages)
             while True:
@@ -149,12 +137,12 @@ class RankProcesses:
                 if all(isinstance(reply, RankReply) for reply in replies):
                     return replies
                 _check_same_barrier(replies)
-                self._send([BarrierRelease()] * len(self._ranks))
+                self._send([RankCall("release")] * len(self._ranks))
         except BaseException:
             self.kill()
             raise
 
-    def _send(self, messages: Sequence[Any]) -> None:
+    def _send(self, messages: Sequence[RankCall]) -> None:
         for rank, message in zip(self._ranks, messages, strict=True):
             try:
                 rank.pipe.send(message)
@@ -212,11 +200,7 @@ class RankProcesses:
         return reply
 
     def _describe_ended(self) -> str:
-        """Return a line that names the ranks that have ended.
-
-        Waits up to ``STOP_TIMEOUT_S`` for a rank to end, because a rank's pipe may close before its
-        process ends.
-        """
+        """Return a line that names the ended ranks. A pipe may close before its process ends."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not (ended := [r for r in self._ranks if r.child.poll() is not None]):
             if time.monotonic() > deadline:

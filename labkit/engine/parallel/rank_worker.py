@@ -19,15 +19,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from labkit import config
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.rank_messages import (
     BarrierArrival,
-    BarrierRelease,
     RankCall,
     RankFailure,
     RankReply,
-    RankSetup,
     refusal,
 )
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
@@ -87,7 +86,7 @@ class RankWorker:
     def run(self) -> int:
         """Build the engine and execute calls until the pipe closes; return the exit status."""
         try:
-            engine = self._build(self._receive())
+            engine = self._build(*self._receive().arguments)
             self._reply(engine, engine.notes)
             while True:
                 call = self._receive()
@@ -100,18 +99,19 @@ class RankWorker:
             self._pipe.send(RankFailure.from_exception(error))
             return 1
 
-    def _receive(self) -> Any:
+    def _receive(self) -> RankCall:
         try:
-            return self._pipe.recv()
+            call: RankCall = self._pipe.recv()
         except EOFError:
             raise RankShutdown from None
+        return call
 
     def _wait_at(self, barrier: str) -> None:
         self._pipe.send(BarrierArrival(barrier))
-        if not isinstance(self._receive(), BarrierRelease):
+        if self._receive().name != "release":
             raise RankShutdown
 
-    def _build(self, setup: RankSetup) -> LLMEngine:
+    def _build(self, rank: int, options: config.Engine, model_dir: Path, threads: int) -> LLMEngine:
         """Set up the process (thread pool, BLAS), join the ring and build the engine."""
         from labkit.cpu.runtime import thread_pool
         from labkit.machine import openblas_for_mlx
@@ -120,17 +120,17 @@ class RankWorker:
         with numba_without_scipy():
             thread_pool.install()
         # One BLAS thread: numba's pool has the threads, and two spinning pools would compete.
-        openblas_for_mlx.activate(setup.options.blas.value, 1)
+        openblas_for_mlx.activate(options.blas.value, 1)
         import numba
 
         from labkit.engine.engine_factory import create_rank
         from labkit.engine.parallel import mlx_ring
 
-        numba.set_num_threads(min(setup.threads, numba.config.NUMBA_NUM_THREADS))
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
         self._wait_at("ready for the ring")
-        ring = mlx_ring.join_ring(setup.rank, setup.options.parallel.size)
+        ring = mlx_ring.join_ring(rank, options.parallel.size)
         self._schedule_check = ScheduleCheck(ring.size, self._wait_at)
-        return create_rank(setup.options, Path(setup.model_dir), ring, self._schedule_check)
+        return create_rank(options, model_dir, ring, self._schedule_check)
 
     def _execute(self, engine: LLMEngine, call: RankCall) -> Any:
         if call.name == "close":

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from labkit.engine.prefix_cache.eviction import LRU, EvictionPolicy
 
 Remap = Mapping[int, int]
 """Index in a request's block table -> the block that replaces it."""
@@ -45,22 +45,16 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool, policy: EvictionPolicy | None = None) -> None:
         self._pool = pool
-        self.policy = policy or LeastRecentlyUsed()
+        self.policy = policy or LRU
         self._num_releases = 0
         self.num_evicted = 0  # since the last reset, by ``evict``
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Return the blocks of the longest cached prefix, at most ``num_blocks``.
-
-        The result is valid until the cache changes. Call ``acquire`` to keep the blocks.
-        """
+        """Return the blocks of the longest cached prefix. They are kept if ``acquire`` follows."""
         return []
 
     def acquire(self, request_id: str, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """Reference and lock ``blocks``, the first ones that ``match`` returned for ``token_ids``.
-
-        This is called once for every request, possibly without blocks.
-        """
+        """Reference and lock, once per request, the first blocks that ``match`` returned."""
         self._pool.touch(blocks)
         self._lock(request_id, token_ids, len(blocks))
 
@@ -96,10 +90,7 @@ class PrefixCache:
         pass
 
     def evict(self, count: int) -> None:
-        """Evict the first ``count`` blocks in the policy's order, each prefix from its end.
-
-        Raises ``ValueError`` if fewer than ``count`` blocks are evictable.
-        """
+        """Evict blocks in the policy's order, or raise ``ValueError`` if too few are evictable."""
         evictable = self._pool.num_evictable
         if count > evictable:
             raise ValueError(f"evict({count}): the number of evictable blocks is {evictable}")

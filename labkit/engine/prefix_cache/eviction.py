@@ -8,10 +8,11 @@ so its number is raised to the largest number of what is cached behind it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Generic, Protocol, TypeVar
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 from labkit.config import is_class_path
 from labkit.engine import user_classes
@@ -35,37 +36,26 @@ class IdlePrefix:
     last_used: int
 
 
-class EvictionPolicy(Protocol):
-    """An order of eviction."""
+@dataclass(frozen=True, slots=True)
+class EvictionPolicy:
+    """An order of eviction: the prefix with the smallest ``eviction_key``, a finite number, first.
+
+    A user's class has these attributes.
+    """
 
     name: str
-
-    def eviction_key(self, prefix: IdlePrefix) -> float:
-        """Return a finite number; the prefix with the smallest is evicted first."""
+    eviction_key: Callable[[IdlePrefix], float]
 
 
-class LeastRecentlyUsed:
-    """Evict the prefix whose last request ended first."""
-
-    name = "lru"
-
-    def eviction_key(self, prefix: IdlePrefix) -> float:
-        return prefix.last_used
-
-
-class LeastFrequentlyUsed:
-    """Evict the prefix that the fewest requests have used, as SGLang's radix cache can."""
-
-    name = "lfu"
-
-    def eviction_key(self, prefix: IdlePrefix) -> float:
-        return prefix.num_uses
+LRU = EvictionPolicy("lru", attrgetter("last_used"))  # the prefix whose last request ended first
+# The prefix that the fewest requests have used, as SGLang's radix cache can.
+LFU = EvictionPolicy("lfu", attrgetter("num_uses"))
 
 
 def create(name: str) -> EvictionPolicy:
     """Return the policy of ``engine.prefix_eviction``; raise ``EngineError`` if it is unusable."""
     if not is_class_path(name):
-        return LeastFrequentlyUsed() if name == "lfu" else LeastRecentlyUsed()
+        return LFU if name == "lfu" else LRU
     key = "engine.prefix_eviction"
     try:
         own: EvictionPolicy = user_classes.create_plugin(key, name, ("eviction_key",))

@@ -94,10 +94,7 @@ class RadixPrefixCache(PrefixCache):
         self._ends[request_id] = end
 
     def _lock_node(self, node: RadixNode, common: int) -> RadixNode:
-        """Lock the first ``common`` blocks of a node; return the node that has them.
-
-        The other blocks are split off into a node below.
-        """
+        """Lock a node's first ``common`` blocks, split from the others; return their node."""
         if common < len(node.tokens):
             node = self._split(node, common)
         self._idle.discard(node)

@@ -285,10 +285,7 @@ def _accept_drafts(slot: StateSlot, num_drafts: int) -> int:
 
 
 def check_position(segment: StateSegment) -> None:
-    """Check that a segment begins at the first token that its states have not consumed.
-
-    Raises ``EngineError`` otherwise.
-    """
+    """Raise ``EngineError`` unless a segment begins at the first token not yet consumed."""
     slot = segment.slot
     if slot.num_tokens != segment.start:
         raise EngineError(
@@ -313,10 +310,7 @@ def _group(segments: Sequence[StateSegment]) -> list[list[int]]:
 def _step(
     groups: list[StateGroup], tokens: list[NDArray[Any]], total_q: int, pools: list[mx.array]
 ) -> StateStep:
-    """Return the step of ``groups``.
-
-    ``tokens`` has, for each group, the rows of its tokens among the ``total_q`` computed tokens.
-    """
+    """Return the step of ``groups``, with the rows of each group's tokens among all computed."""
     results = np.concatenate([rows.reshape(-1) for rows in tokens])
     if len(results) == total_q and (results == np.arange(total_q)).all():
         if len(groups) == 1:

@@ -96,20 +96,14 @@ class StateSlotManager:
         return self.num_used * self.slot_bytes
 
     def allocate(self, state: RequestState) -> StateSlot:
-        """Return a free slot.
-
-        Raises ``ValueError`` if no slot is free.
-        """
+        """Return a free slot. Raises ``ValueError`` if no slot is free."""
         if not self._free:
             raise ValueError(f"allocate: none of {self.num_slots} state slots is free")
         self.allocated += 1
         return StateSlot(self._free.pop(), state)
 
     def free(self, slot: StateSlot) -> None:
-        """Free a slot.
-
-        Raises ``ValueError`` if the slot is free already.
-        """
+        """Free a slot. Raises ``ValueError`` if the slot is free already."""
         if slot.is_free:
             raise ValueError(f"free: state slot {slot.index} is free already")
         slot.is_free = True
@@ -117,10 +111,7 @@ class StateSlotManager:
         self.freed += 1
 
     def reserve(self, state: RequestState) -> StateSlot:
-        """Give a request a slot and return it.
-
-        Raises ``ValueError`` if no slot is free, or the request has one already.
-        """
+        """Give a request a slot. Raises ``ValueError`` if none is free, or it has one already."""
         if state.request_id in self._slots:
             raise ValueError(f"request {state.request_id} has a state slot already")
         slot = self._slots[state.request_id] = self.allocate(state)
@@ -128,10 +119,7 @@ class StateSlotManager:
         return slot
 
     def fork(self, source: StateSlot, target: StateSlot, num_tokens: int) -> None:
-        """Plan a copy of the states in ``source`` to ``target``, to be made before the next step.
-
-        The states have consumed ``num_tokens`` tokens.
-        """
+        """Plan a copy, before the next step, of states that have consumed ``num_tokens`` tokens."""
         target.num_tokens = num_tokens
         self._forks.append((source, target))
 
@@ -163,10 +151,7 @@ class StateSlotManager:
         self.peak_used = self.num_used
 
     def check(self, running: set[str], snapshots: Sequence[StateSlot] = ()) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests have a slot each.
-
-        Every other slot is free or in ``snapshots``.
-        """
+        """Raise ``AssertionError`` unless ``running`` and ``snapshots`` have all used slots."""
         if set(self._slots) != running:
             raise AssertionError(
                 f"requests with state slots: {', '.join(sorted(self._slots))}; running requests: "
@@ -269,11 +254,7 @@ class StateSnapshots:
         return True
 
     def attach(self, state: RequestState) -> None:
-        """Attach a request's snapshots to their blocks, if these blocks are cached by now.
-
-        A snapshot is freed if its block is not cached although its tokens are computed, or if the
-        block has a snapshot already.
-        """
+        """Attach a request's snapshots to blocks that are cached by now, or free them."""
         pending = self._pending.get(state.request_id)
         if not pending:
             return
@@ -318,10 +299,7 @@ class StateSnapshots:
         self.taken = self.restored = self.evicted = 0
 
     def check(self, running: set[str], cached_blocks: Iterable[int]) -> None:
-        """Raise ``AssertionError`` if a snapshot has neither a cached block nor a running request.
-
-        Also raises it if there are more snapshots than ``capacity``.
-        """
+        """Raise ``AssertionError`` if a snapshot has no block or request, or too many exist."""
         if not self._by_block.keys() <= set(cached_blocks):
             raise AssertionError("a state snapshot remains although its block was evicted")
         if not self._pending.keys() <= running or not self._last_decoded.keys() <= running:

@@ -53,29 +53,14 @@ class CompiledBlocks:
         self.calls = self.traces = 0
 
 
-class _SwitchableBlock:
-    """Replaces a feed-forward block, and runs it compiled while ``state.enabled`` is true."""
+class _SwitchableBlock(threading.local):
+    """Replaces a feed-forward block, and runs it compiled while ``state.enabled`` is true.
 
-    def __init__(self, block: Block, state: CompiledBlocks) -> None:
-        self._block = block
-        self._state = state
-        self._compiled = _CompiledFunction(block, state)
-
-    def __call__(self, x: Any) -> Any:
-        if not self._state.enabled:
-            return self._block(x)
-        self._state.calls += 1
-        return self._compiled.run(x)
-
-
-class _CompiledFunction(threading.local):
-    """A block's compiled function, separate for each thread.
-
-    MLX caches graphs by thread and by the function's address. When a function is freed, its graphs
-    are removed only from the cache of the thread that called it last (up to mlx 0.32.4). Suppose a
-    function were called in two threads, the self-test's and a pipeline's worker. Its graphs would
-    stay in one of the caches, and the next function at the same address would run them with the
-    weights of a model that no longer exists.
+    Each thread has its own compiled function. MLX caches graphs by thread and by the function's
+    address. When a function is freed, its graphs are removed only from the cache of the thread that
+    called it last (up to mlx 0.32.4). Suppose a function were called in two threads, the
+    self-test's and a pipeline's worker. Its graphs would stay in one of the caches, and the next
+    function at the same address would run them with the weights of a model that no longer exists.
     """
 
     def __init__(self, block: Block, state: CompiledBlocks) -> None:
@@ -85,4 +70,11 @@ class _CompiledFunction(threading.local):
             state.traces += 1  # MLX runs this Python code once per graph
             return block(x)
 
-        self.run: Block = mx.compile(trace)
+        self._block, self._state = block, state
+        self._compiled: Block = mx.compile(trace)
+
+    def __call__(self, x: Any) -> Any:
+        if not self._state.enabled:
+            return self._block(x)
+        self._state.calls += 1
+        return self._compiled(x)

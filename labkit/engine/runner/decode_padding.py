@@ -17,11 +17,6 @@ from labkit.engine.request import RequestState
 # ignored.
 
 
-def exact(needed: int, capacity: int) -> int:
-    """Return ``needed``: no padding."""
-    return needed
-
-
 def bucketed(needed: int, capacity: int) -> int:
     """Return ``needed`` rounded up to a power of two, but at most ``capacity``."""
     return max(needed, min(1 << (needed - 1).bit_length(), capacity))
@@ -43,7 +38,7 @@ def captured(needed: int, capacity: int, sizes: Sequence[int]) -> int:
 
 
 ROW_COUNTS: dict[DecodeShape, Callable[[int, int], int]] = {
-    DecodeShape.exact: exact,
+    DecodeShape.exact: lambda needed, capacity: needed,
     DecodeShape.bucketed: bucketed,
     DecodeShape.fixed: fixed,
 }

@@ -33,17 +33,8 @@ def staircase(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
 
 
 def stack_block_tables(tables: Sequence[BlockTable]) -> Ints:
-    """Return the block tables as a read-only int32 array [tables, max_blocks].
-
-    Shorter tables are padded with 0, the null block.
-    """
+    """Return block tables as a read-only int32 array [tables, max_blocks], padded with 0."""
     return _stack([table.block_ids for table in tables])
-
-
-def stack_window_tables(tables: Sequence[BlockTable]) -> tuple[Ints, ...]:
-    """Return the block tables of each window's pool, stacked as by ``stack_block_tables``."""
-    groups = zip(*(table.windows for table in tables), strict=True)
-    return tuple(_stack(blocks) for blocks in groups)
 
 
 def _stack(rows: Sequence[Ints]) -> Ints:
@@ -149,5 +140,6 @@ class InputBuilder:
     def _block_tables(self, tables: list[BlockTable]) -> Ints:
         if tables != self._stacked_tables:
             self._stacked_tables, self._block_tables_array = tables, stack_block_tables(tables)
-            self._window_tables = stack_window_tables(tables)
+            by_window = zip(*(table.windows for table in tables), strict=True)
+            self._window_tables = tuple(map(_stack, by_window))
         return self._block_tables_array

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import config
-from labkit.engine.attention.kv_shape import KVShape, StateShape
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory, KVCacheManager
-from labkit.engine.model.cache_shapes import MixerSpec, cache_shapes
+from labkit.engine.model.cache_shapes import CacheShapes, cache_shapes
 from labkit.engine.model.compute_dtype import MatrixStorage
 from labkit.engine.model.layer_cache import KVHandle
 from labkit.engine.model.model_loader import LoadedModel, make_prompt_cache
@@ -52,10 +51,7 @@ StoredLogits = Callable[[Sequences, Callable[[], Logits]], Logits]
 class ExpectedLogits:
     """The test sequences, and the logits that the plain model computes for them."""
 
-    shapes: tuple[KVShape, ...]  # the shape of the key and value that each layer caches per token
-    states: tuple[StateShape, ...]  # the shape of a request's state, for each layer that has one
-    mixers: tuple[MixerSpec, ...]  # the modules of the model that use the states
-    dtype: str  # the dtype of the cached arrays, as MLX names it
+    cached: CacheShapes  # what the model's layers cache
     sequences: Sequences
     logits: Logits
     # For each step of labkit's forward, the number of tokens of each sequence that it computes
@@ -66,7 +62,9 @@ class ExpectedLogits:
         return max(map(len, self.sequences))
 
     def create_kv_cache(self, factory: KVCacheFactory) -> KVCache:
-        return factory.create_for(self.shapes, len(self.sequences), self.max_sequence_tokens)
+        return factory.create_for(
+            self.cached.attention, len(self.sequences), self.max_sequence_tokens
+        )
 
 
 def compute_expected(
@@ -112,9 +110,7 @@ def _compute_expected(loaded: LoadedModel, block_size: int, stored: StoredLogits
     logits = stored(sequences, compute)
     for array in (*sequences, *logits):
         array.flags.writeable = False  # engines share them (``ExpectedLogitsCache``)
-    return ExpectedLogits(
-        shapes.attention, shapes.states, shapes.mixers, shapes.dtype, sequences, logits, steps
-    )
+    return ExpectedLogits(shapes, sequences, logits, steps)
 
 
 class ExpectedLogitsCache:
@@ -174,10 +170,7 @@ def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
 
 
 def _all_logits(model: Any, sequences: Sequences) -> Logits:
-    """Return the logits of each sequence, [tokens, vocabulary].
-
-    The sequences are computed in one batch, in which shorter sequences end in padding.
-    """
+    """Return the logits of each sequence, [tokens, vocabulary], from one padded batch."""
     import mlx.core as mx
 
     ids = np.zeros((len(sequences), max(map(len, sequences))), np.int32)
@@ -213,7 +206,7 @@ def verify(
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise EngineError(f"{where}: refused by the self-test: {_reason(error)}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
-    dtype = max((expected.dtype, *dtypes), key=lambda name: TOLERANCE[name])
+    dtype = max((expected.cached.dtype, *dtypes), key=lambda name: TOLERANCE[name])
     if not worst <= TOLERANCE[dtype]:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
@@ -259,7 +252,7 @@ def compute_logits(
     for index, (batch, reference) in enumerate(_steps(expected, kv_cache.manager)):
         if some_rows and index == 0:
             batch, reference = batch._replace(logit_rows=batch.logit_rows[::2]), reference[::2]
-        padded, attention = kv_cache.memory.prepare_step(batch)
+        padded, attention = kv_cache.prepare_step(batch)
         yield np.asarray(forward(padded, attention, Counters())), reference
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.sampling.step_logits import Logits, WaitLogits
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_cache_interface import KVMemory
+    from labkit.engine.kv_cache_interface import KVCache
     from labkit.engine.runner.packed_forward import PackedForward
 
 RunModel = Callable[[Batch], Logits]
@@ -36,7 +36,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, forward: PackedForward, memory: KVMemory, counters: Counters, *, replay: bool = True
+        self, forward: PackedForward, memory: KVCache, counters: Counters, *, replay: bool = True
     ) -> None:
         self.memory = memory
         self._forward = forward
@@ -121,7 +121,8 @@ class StepLauncher:
         """Return once no thread runs a step, whether or not the steps have failed."""
 
     def close(self) -> None:
-        self.run_model = _raise_closed
+        """Release the model. Every later launch raises ``EngineError``."""
+        self.run_model = self.launch = _raise_closed  # type: ignore[method-assign]
 
 
 class AsyncStepLauncher(StepLauncher):
@@ -185,5 +186,5 @@ def create_launcher(
     return ThreadStepLauncher(run_model, counters)
 
 
-def _raise_closed(_batch: Batch) -> Logits:
+def _raise_closed(batch: Batch) -> NoReturn:
     raise EngineError("the engine is closed")

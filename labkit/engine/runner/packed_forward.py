@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.config import Activations, Device
-from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK, ForwardClock
+from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.model import compute_dtype
@@ -62,7 +63,7 @@ class PackedForward:
     arrays a step is one lazy graph with one evaluation at its end, unless the attention takes
     NumPy arrays.
 
-    ``loaded``: the model. ``arrays``: the kind of arrays that the model runs on. It is also the
+    ``loaded``: the model. ``conversion``: whether it runs on NumPy arrays or on MLX's, which is the
     forward's ``name``. ``first_layer``: the index in the KV memory of the model's first layer.
     ``blocks``: the model's feed-forward blocks, if they run compiled in steps of pure decodes.
     """
@@ -70,11 +71,12 @@ class PackedForward:
     def __init__(
         self,
         loaded: LoadedModel,
-        arrays: Arrays,
+        conversion: Conversion,
         first_layer: int = 0,
         blocks: CompiledBlocks | None = None,
     ) -> None:
-        self.name: Arrays = arrays
+        self.name: Arrays = "numpy" if conversion.ok else "mlx"
+        self.conversion = conversion
         self.blocks = blocks
         self._model = loaded.model
         self._caches = ModelCaches(loaded.caches, first_layer)
@@ -107,7 +109,7 @@ class PackedForward:
         start = time.perf_counter()
         attention, adapter = step.attention, None
         if attention.arrays not in (self.name, "any"):
-            from labkit.engine.attention.array_adapter import ArrayAdapter
+            from labkit.engine.attention.attention_protocol import ArrayAdapter
 
             attention = adapter = ArrayAdapter(attention)
         if self.blocks is not None:
@@ -200,22 +202,16 @@ class PackedForward:
 def _timed(attention: Attention) -> Any:
     """Return the attention, or one that adds its times to this context's forward clock."""
     clock = FORWARD_CLOCK.get()
-    return attention if clock is None else _TimedAttention(attention, clock)
+    if clock is None:
+        return attention
 
-
-class _TimedAttention:
-    """The attention of one forward on NumPy arrays, with a clock."""
-
-    def __init__(self, attention: Attention, clock: ForwardClock) -> None:
-        self.bind = attention.bind
-        self._attention = attention
-        self._clock = clock
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
+    def forward(*arguments: Any, **options: Any) -> Any:
         start = time.perf_counter()
-        out = self._attention.forward(*arguments, **options)
-        self._clock.attention += time.perf_counter() - start
+        out = attention.forward(*arguments, **options)
+        clock.attention += time.perf_counter() - start
         return out
+
+    return SimpleNamespace(bind=attention.bind, forward=forward)
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:
@@ -229,11 +225,7 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
 
 
 def count_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
-    """Add the counters of the layers' attention launches, and check their stamps.
-
-    Raises ``StaleLaunchError`` if a kernel wrote the stamp of another launch, so its output may be
-    that launch's.
-    """
+    """Count the layers' launches. Raises ``StaleLaunchError`` if a stamp is another launch's."""
     for report in attention.report(metadata):
         if report.stale:
             raise StaleLaunchError(
@@ -241,23 +233,6 @@ def count_launches(attention: Attention, metadata: Any, counters: Counters) -> N
                 f"may be stale: {report}"
             )
         counters.add_all(report.counters())
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardChoice:
-    """The forward of a model, decided once at load.
-
-    ``reason`` is the reason that the model runs on MLX arrays (None: it runs on NumPy arrays).
-    ``weight_bytes`` has the bytes of the weights by dtype, named as in the counters
-    ``weights.<dtype>``. If the model runs on NumPy arrays, ``weight_bytes`` includes only matrices,
-    and ``multiplied_bytes`` has, by the type of the activations, the bytes of the matrices that a
-    forward multiplies.
-    """
-
-    forward: PackedForward
-    reason: str | None
-    weight_bytes: Mapping[str, int]
-    multiplied_bytes: Mapping[str, int]
 
 
 def choose_forward(
@@ -268,7 +243,7 @@ def choose_forward(
     compiled: bool = False,
     activations: Activations = Activations.float32,
     mixers: Sequence[MixerSpec] = (),
-) -> ForwardChoice:
+) -> PackedForward:
     """Return a forward on NumPy arrays and labkit's kernels if the model allows it, else on MLX.
 
     If the attention does not run on device ``cpu``, or if ``mixers`` use recurrent states, the
@@ -281,23 +256,21 @@ def choose_forward(
     if activations is Activations.int8:
         _require_int8(loaded, conversion)
     if conversion.ok:
-        forward = PackedForward(loaded, "numpy", first_layer)
-        return ForwardChoice(forward, None, conversion.weights, conversion.activations)
+        return PackedForward(loaded, conversion, first_layer)
     if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
-        compute_dtype.cast_parameters(loaded.model, "float32")
+        compute_dtype.cast_parameters(loaded.model)
     if mixers:
         from labkit.engine.runner.segment_mixers import replace_mixers
 
         replace_mixers(loaded.model, mixers)
     blocks = CompiledBlocks(loaded.model) if compiled else None
-    forward = PackedForward(loaded, "mlx", first_layer, blocks)
-    weight_bytes = compute_dtype.weight_bytes_by_dtype(loaded.model)
-    return ForwardChoice(forward, conversion.reason, weight_bytes, {})
+    conversion = replace(conversion, weights=compute_dtype.weight_bytes_by_dtype(loaded.model))
+    return PackedForward(loaded, conversion, first_layer, blocks)
 
 
 def _require_int8(loaded: LoadedModel, conversion: Conversion) -> None:
     """Raise ``EngineError`` unless labkit's kernels multiply some weights by int8 activations."""
-    if conversion.ok and "int8" in conversion.activations:
+    if "int8" in conversion.activations:
         return
     reason = conversion.reason and f"the model runs on MLX ({conversion.reason})"
     reason = reason or "it has no linear layer with weights of 4 or 8 bits"

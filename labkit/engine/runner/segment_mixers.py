@@ -11,8 +11,8 @@ plain mlx_lm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -71,7 +71,8 @@ class SegmentMixer(nn.Module):  # type: ignore[misc]
             states = self._create_cache(cache.num_arrays)
             for entry in self._entries:
                 states[entry] = group.read(part, cache.layer, entry)
-            cut = _Cut(step, group, start, stop, states)
+            tokens = partial(_tokens, group=group, start=start, stop=stop)
+            cut = partial(_cut, total_q=step.total_q, tokens=tokens, states=states)
             results.append(
                 self.mixer(*map(cut, args), **{name: cut(arg) for name, arg in kwargs.items()})
             )
@@ -86,38 +87,28 @@ class SegmentMixer(nn.Module):  # type: ignore[misc]
         return mx.concatenate(results, axis=1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Cuts a group's tokens ``[start, stop)`` out of the arguments of a mixer.
+def _cut(value: Any, total_q: int, tokens: Callable[[mx.array], mx.array], states: Any) -> Any:
+    """Return what a mixer gets instead of an argument: a part of a group's ``tokens``.
 
-    Called with an argument, it returns what the mixer gets instead: [requests, tokens, ...] for
-    packed tokens [total_q, 1, ...], the first position of each request for positions [total_q],
-    ``states`` for the state cache, and any other argument unchanged.
+    They are [requests, tokens, ...] for packed tokens [total_q, 1, ...], and the first position of
+    each request for positions [total_q]. The state cache becomes ``states``. Other arguments stay.
     """
+    if isinstance(value, StateCache):
+        return states
+    if not isinstance(value, mx.array) or value.shape[0] != total_q:
+        return value
+    if value.ndim == 1:
+        return tokens(value)[:, 0]
+    return tokens(value[:, 0]) if value.shape[1] == 1 else value
 
-    step: StateStep
-    group: StateGroup
-    start: int
-    stop: int
-    states: Any
 
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, StateCache):
-            return self.states
-        if not isinstance(value, mx.array) or value.shape[0] != self.step.total_q:
-            return value
-        if value.ndim == 1:
-            return self._tokens(value)[:, 0]
-        return self._tokens(value[:, 0]) if value.shape[1] == 1 else value
-
-    def _tokens(self, rows: mx.array) -> mx.array:
-        """Select the group's tokens from [total_q, ...]: [requests, tokens, ...]."""
-        group = self.group
-        if group.rows is not None:
-            return rows[group.rows[:, self.start : self.stop]]
-        tokens = group.num_tokens + group.num_drafts
-        grouped = rows.reshape(len(group.batch.slots), tokens, *rows.shape[1:])
-        return grouped if self.stop - self.start == tokens else grouped[:, self.start : self.stop]
+def _tokens(rows: mx.array, group: StateGroup, start: int, stop: int) -> mx.array:
+    """Select the group's tokens ``[start, stop)`` from [total_q, ...]: [requests, tokens, ...]."""
+    if group.rows is not None:
+        return rows[group.rows[:, start:stop]]
+    tokens = group.num_tokens + group.num_drafts
+    grouped = rows.reshape(len(group.batch.slots), tokens, *rows.shape[1:])
+    return grouped if stop - start == tokens else grouped[:, start:stop]
 
 
 def _merge(step: StateStep, results: Sequence[Any]) -> Any:

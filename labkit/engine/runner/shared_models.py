@@ -23,11 +23,11 @@ import numpy as np
 from labkit.config import Activations, Device
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.compute_dtype import FLOAT32, WeightLoading
 from labkit.engine.model.model_loader import LoadedModel, load_model
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.logits_self_test import ExpectedLogits, Logits, Sequences, file_states
-from labkit.engine.runner.packed_forward import ForwardChoice, choose_forward
+from labkit.engine.runner.packed_forward import PackedForward, choose_forward
 from labkit.machine import cache_dir, numba_sources
 from labkit.machine.facts import memory_capacity
 from labkit.machine.file_digest import SETTLED_S, file_state
@@ -46,7 +46,7 @@ class PreparedModel:
     """A loaded model, its forward, and the logits that the self-test expects."""
 
     loaded: LoadedModel
-    choice: ForwardChoice
+    forward: PackedForward
     expected: ExpectedLogits
 
 
@@ -60,7 +60,7 @@ class SharedModels:
         self._ring = ring
         self._prepared: dict[tuple[Any, ...], PreparedModel] = {}
         self._expected: dict[tuple[Any, ...], ExpectedLogits] = {}
-        self._mlx_lm: dict[tuple[Path, str | None, MatrixStorage], MlxLmModel] = {}
+        self._mlx_lm: dict[tuple[Path, WeightLoading], MlxLmModel] = {}
 
     def prepare(
         self,
@@ -68,9 +68,7 @@ class SharedModels:
         block_size: int,
         device: Device,
         *,
-        dtype: str | None = "float32",
-        matrix_storage: MatrixStorage = MatrixStorage.cast,
-        layers: int | None = None,
+        loading: WeightLoading = FLOAT32,
         first_layer: int = 0,
         compiled: bool = False,
         activations: Activations = Activations.float32,
@@ -78,18 +76,17 @@ class SharedModels:
     ) -> PreparedModel:
         """Load a model and choose its forward, or return the model that is loaded already.
 
-        ``block_size``: tokens per KV block, for the self-test's sequences. ``dtype``,
-        ``matrix_storage``, ``layers``: see ``model_loader.load_model``. ``device``,
+        ``block_size``: tokens per KV block, for the self-test's sequences. ``device``,
         ``first_layer``, ``compiled``, ``activations``: see ``choose_forward``.
         ``wait_for_kernels`` is called before that. A model with compiled blocks is not shared,
         because the blocks count their calls for one engine.
         """
         import mlx.core as mx
 
-        weights = (model_dir, layers, dtype, matrix_storage)
+        weights = model_dir, loading
         expected_key, key = (*weights, block_size), (*weights, device, first_layer, activations)
         prepared = self._prepared.get(key)
-        if prepared is not None and compiled and prepared.choice.reason is not None:
+        if prepared is not None and compiled and prepared.forward.name == "mlx":
             prepared = None  # the model runs on MLX, where blocks can be compiled
         must_load = prepared is None or expected_key not in self._expected
         fresh = load_model(*weights) if must_load else None
@@ -104,43 +101,41 @@ class SharedModels:
         expected = self._expected[expected_key]
         wait_for_kernels()
         if prepared is not None:
-            return PreparedModel(prepared.loaded, prepared.choice, expected)
+            return PreparedModel(prepared.loaded, prepared.forward, expected)
         assert fresh is not None
         if self._ring is not None:
             from labkit.engine.parallel.model_sharding import shard
 
-            if expected.states:
+            if expected.cached.states:
                 raise EngineError(
                     f"engine.parallel.size={self._ring.size}: model_type={fresh.model_type} has "
                     "recurrent states, which are not divided among ranks; set "
                     "engine.parallel.size=1"
                 )
             fresh = shard(fresh, self._ring)
-            expected = replace(expected, shapes=cache_shapes(fresh).attention)
+            expected = replace(expected, cached=cache_shapes(fresh))
             self._expected[expected_key] = expected
-        choice = choose_forward(
+        forward = choose_forward(
             fresh,
             device,
             first_layer,
             compiled=compiled,
             activations=activations,
-            mixers=expected.mixers,
+            mixers=expected.cached.mixers,
         )
         # Free dequantised weights, and MLX weights that were copied, which MLX keeps for reuse.
         mx.clear_cache()
         memory_capacity.trim_heap()
-        prepared = PreparedModel(fresh, choice, expected)
-        if choice.forward.blocks is None:
+        prepared = PreparedModel(fresh, forward, expected)
+        if forward.blocks is None:
             self._prepared[key] = prepared
         return prepared
 
-    def load_mlx_lm(
-        self, model_dir: Path, dtype: str | None, matrix_storage: MatrixStorage = MatrixStorage.cast
-    ) -> MlxLmModel:
+    def load_mlx_lm(self, model_dir: Path, loading: WeightLoading) -> MlxLmModel:
         """Load a model with mlx_lm's loader and cast it, or return it if it is loaded already."""
         from labkit.engine.model.unpatched_loader import load as load_plain
 
-        key = (model_dir, dtype, matrix_storage)
+        key = model_dir, loading
         if key not in self._mlx_lm:
             self._mlx_lm[key] = load_plain(*key)
         return self._mlx_lm[key]

@@ -6,7 +6,7 @@ this module runs. The parts of a step:
     schedule    the scheduler's choice, without drafting
     draft       drafting
     build       packed arrays, and padding rows of pure decodes
-    plan        block tables and maps for attention (``KVMemory.prepare_step``)
+    plan        block tables and maps for attention (``KVCache.prepare_step``)
     attention   the attention of all layers, with the writes of keys and values
     products    the products with the weights
     rest        everything else in the forward
@@ -125,7 +125,7 @@ class StepClocks:
         if isinstance(run_model, ModelRunner):
             memory, whole = run_model.memory, REST if run_model.runs_on_numpy else MODEL
             prepare = self._timed(PLAN, memory.prepare_step, within=whole)
-            run_model.memory = SimpleNamespace(attention=memory.attention, prepare_step=prepare)
+            run_model.memory = memory._replace(prepare_step=prepare)
         timed_model = self._timed(whole, run_model)
 
         def timed(batch: Batch) -> Logits:

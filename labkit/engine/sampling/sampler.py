@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,35 +37,32 @@ class Sampled(NamedTuple):
     error: str | None = None
 
 
-class Sampler:
-    """Samples a token per row of logits. One argmax serves all plain greedy rows.
+def sample_rows(logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
+    """Return a token for each state from its row of ``logits``.
 
     A request's token depends on its row, its parameters and its own tokens only, never on the
     other requests of the batch. If sampling fails because of a request's own parameters or
     constraint, only this request gets a ``Sampled`` with an error.
+
+    ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, whose argmax serves all plain
+    greedy rows, or an object that holds greedy tokens already (``step_logits``). Rows after the
+    last state are padding. Raises ``InvalidLogitsError`` if a row has a NaN, or nothing but
+    infinities.
     """
-
-    def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
-        """Return a token for each state from its row of ``logits``.
-
-        ``logits`` is float32 [rows, vocabulary]: a writable NumPy array, or an object that holds
-        greedy tokens already (``step_logits``). Rows after the last state are padding. Raises
-        ``InvalidLogitsError`` if a row has a NaN, or nothing but infinities.
-        """
-        if isinstance(logits, np.ndarray):
-            best, top_margins = greedy(logits[: len(states)])
-            tokens, margins = best.tolist(), top_margins.tolist()
-        else:
-            tokens, margins = logits.greedy()
-        sampled = []
-        for row, state in enumerate(states):
-            if math.isnan(margins[row]):
-                raise _invalid_logits(states, margins)
-            plain = state.request.params.plain
-            sampled.append(
-                Sampled(tokens[row], margins[row]) if plain else try_sample(logits[row], state)
-            )
-        return sampled
+    if isinstance(logits, np.ndarray):
+        best, top_margins = greedy(logits[: len(states)])
+        tokens, margins = best.tolist(), top_margins.tolist()
+    else:
+        tokens, margins = logits.greedy()
+    sampled = []
+    for row, state in enumerate(states):
+        if math.isnan(margins[row]):
+            raise _invalid_logits(states, margins)
+        plain = state.request.params.plain
+        sampled.append(
+            Sampled(tokens[row], margins[row]) if plain else try_sample(logits[row], state)
+        )
+    return sampled
 
 
 def _invalid_logits(states: Sequence[RequestState], margins: Sequence[float]) -> InvalidLogitsError:
@@ -133,8 +129,7 @@ def request_seed(state: RequestState) -> int:
     return int.from_bytes(digest, "little")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(NamedTuple):
     """Token ids that may be sampled, with unnormalised probabilities above 0."""
 
     ids: Ids
@@ -217,10 +212,7 @@ def apply_params(
 
 
 def _logprobs(logits: Rows, token: int, count: int) -> Logprobs:
-    """Return log probabilities (natural, float64) of ``token`` and the ``count`` likeliest tokens.
-
-    ``logits`` is the model's own row [vocabulary], before bias, penalties and temperature.
-    """
+    """Return natural log probabilities of ``token`` and the ``count`` likeliest, of a raw row."""
     lead = logits.astype(np.float64) - float(logits.max())
     values = lead - np.log(np.exp(lead).sum())
     top = top_ids(logits, count).tolist() if count else []

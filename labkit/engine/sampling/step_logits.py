@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class DeviceLogits:
         return np.array(self._logits, dtype)
 
 
+@dataclass(slots=True, eq=False)
 class GreedyLogits:
     """NumPy logits, float32 [rows, vocabulary], with greedy tokens computed by the forward.
 
@@ -62,27 +64,24 @@ class GreedyLogits:
     largest.
     """
 
-    __slots__ = ("_best", "_margins", "_rows")
-
-    def __init__(self, rows: Rows, best: list[int], margins: list[float]) -> None:
-        self._rows = rows
-        self._best = best
-        self._margins = margins
+    rows: Rows
+    best: list[int]
+    margins: list[float]
 
     def greedy(self) -> tuple[list[int], list[float]]:
         """Return each row's best token and its margin (NaN for a row with a NaN)."""
-        return self._best, self._margins
+        return self.best, self.margins
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, row: Any) -> Rows:
         """Return a row, float32 [vocabulary]."""
-        logits: Rows = self._rows[row]
+        logits: Rows = self.rows[row]
         return logits
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
-        return np.array(self._rows, dtype)
+        return np.array(self.rows, dtype)
 
 
 Logits = Rows | DeviceLogits | GreedyLogits

@@ -115,7 +115,7 @@ class Scheduler:
             return usual
         decodes, prefills = map(len, step.pending)
         first = prefills_first(decodes, prefills, len(self._waiting))
-        own = (Phase.prefill, Phase.decode) if first else (Phase.decode, Phase.prefill)
+        own = scheduling_policies.PREFILLS_FIRST if first else scheduling_policies.DECODES_FIRST
         step.num_by_queue += own != usual
         return own
 
@@ -247,10 +247,7 @@ class Scheduler:
         return events
 
     def add(self, request: Request) -> None:
-        """Append a request to the waiting queue.
-
-        Raises ``EngineError`` if it needs more KV memory than the whole KV cache has.
-        """
+        """Queue a request. Raises ``EngineError`` if it needs more than the whole KV cache."""
         state = RequestState(request, self._num_arrivals)
         reason = self._cache.refusal_reason(state.max_kv_tokens)
         if reason is not None:
@@ -342,10 +339,7 @@ class Scheduler:
 
 
 def record_scored(state: RequestState, part: ScoredPart) -> None:
-    """Append the log probabilities of a step's prompt rows, unless they are recorded already.
-
-    Raises ``RuntimeError`` if earlier rows are missing.
-    """
+    """Append a step's prompt log probabilities, unless recorded; ``RuntimeError`` after a gap."""
     if part.start > state.num_scored_rows:
         raise RuntimeError(
             f"request {state.request_id}: prompt rows {state.num_scored_rows} to {part.start} were "

@@ -172,10 +172,7 @@ class StepBuilder:
             chunks[:] = [chunk for chunk in chunks if chunk.state is not state]
 
     def admit(self, state: RequestState, num_running: int, *, overtakes: bool) -> None:
-        """Add an admitted request, which is one of ``num_running`` now, to those with a prompt.
-
-        ``overtakes``: a request that arrived earlier still waits.
-        """
+        """Add an admitted request. ``overtakes``: a request that arrived earlier still waits."""
         self.pending[Phase.prefill].append(state)
         self.num_admitted += 1
         self.num_by_queue += overtakes

@@ -33,20 +33,8 @@ from labkit.engine.request import QueueKey, Request, RequestState
 from labkit.engine.scheduler.scheduler_output import Phase, StepBuilder
 
 Phases = tuple[Phase, Phase]
-
-
-# The order of the phases in a step. ``last``: the only phase of the previous step (None: that step
-# was mixed, or there was none).
-
-
-def decodes_first(last: Phase | None) -> Phases:
-    """Serve decodes first: prompts get only the tokens that decodes leave of the budget."""
-    return Phase.decode, Phase.prefill
-
-
-def prefills_first(last: Phase | None) -> Phases:
-    """Serve prefills first: a new request's first token never waits for decodes."""
-    return Phase.prefill, Phase.decode
+DECODES_FIRST: Phases = Phase.decode, Phase.prefill
+PREFILLS_FIRST: Phases = Phase.prefill, Phase.decode
 
 
 def alternating(last: Phase | None) -> Phases:
@@ -55,16 +43,17 @@ def alternating(last: Phase | None) -> Phases:
     This bounds the waiting time of both. If decodes always came first in split steps, no request
     would be admitted until every running request has ended.
     """
-    return prefills_first(last) if last is Phase.decode else decodes_first(last)
+    return PREFILLS_FIRST if last is Phase.decode else DECODES_FIRST
 
 
-# In a mixed step the second phase gets the tokens that the first leaves of the budget. A split step
-# has chunks of one phase only: the first one with anything to compute.
+# The order of the phases in a step, after a step with only one phase (None: that step was mixed, or
+# there was none). In a mixed step the second phase gets the tokens that the first leaves of the
+# budget. A split step has chunks of one phase only: the first one with anything to compute.
 PHASE_ORDERS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] = {
-    (Order.decode_first, Composition.mixed): decodes_first,
+    (Order.decode_first, Composition.mixed): lambda last: DECODES_FIRST,
     (Order.decode_first, Composition.split): alternating,
-    (Order.prefill_first, Composition.mixed): prefills_first,
-    (Order.prefill_first, Composition.split): prefills_first,
+    (Order.prefill_first, Composition.mixed): lambda last: PREFILLS_FIRST,
+    (Order.prefill_first, Composition.split): lambda last: PREFILLS_FIRST,
 }
 
 
@@ -95,11 +84,6 @@ ADMISSIONS = {Admission.continuous: continuous, Admission.static: static}
 # ``engine.scheduler.chunk``; ``num_decodes``: running requests with a token to decode.
 
 
-def static_chunk(chunk: int | None, num_decodes: int) -> int | None:
-    """Return ``chunk``, independent of the decodes in the step."""
-    return chunk
-
-
 def shrinking_chunk(chunk: int | None, num_decodes: int) -> int:
     """Return ``chunk`` minus one token per decode, but at least 1.
 
@@ -112,7 +96,7 @@ def shrinking_chunk(chunk: int | None, num_decodes: int) -> int:
 
 
 CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
-    ChunkPolicy.static: static_chunk,
+    ChunkPolicy.static: lambda chunk, num_decodes: chunk,
     ChunkPolicy.shrinking: shrinking_chunk,
 }
 
@@ -161,21 +145,11 @@ RESERVATIONS = {Reservation.full: full, Reservation.optimistic: optimistic}
 
 # A request's key in the queue's order: unique, and fixed for the request's life. The smallest is
 # served first. It is the preemption key too, unless a user's class has one: the largest goes first.
-
-
-def by_arrival(state: RequestState) -> QueueKey:
-    """Order by arrival. A preempted request precedes all requests that were never admitted."""
-    return 0, state.arrival_index
-
-
-def by_priority(state: RequestState) -> QueueKey:
-    """Order by the client's priority, the lower number first, and by arrival if equal."""
-    return state.request.priority, state.arrival_index
-
-
+# ``fcfs``: a preempted request precedes all requests that were never admitted. ``priority``: the
+# client's, the lower number first, and by arrival if equal.
 QUEUE_KEYS: dict[str, Callable[[RequestState], QueueKey]] = {
-    "fcfs": by_arrival,
-    "priority": by_priority,
+    "fcfs": lambda state: (0, state.arrival_index),
+    "priority": lambda state: (state.request.priority, state.arrival_index),
 }
 
 

@@ -24,10 +24,7 @@ def create(
     counters: Counters,
     vocab_size: int,
 ) -> Speculator:
-    """Create the speculator of ``engine.speculation``.
-
-    ``run_draft`` runs the draft model (None: there is none).
-    """
+    """Create the speculator of ``engine.speculation``. ``run_draft`` runs the draft model."""
     drafts = options.drafts
     budget = options.scheduler.max_num_batched_tokens
     proposer: Proposer

@@ -20,14 +20,14 @@ from labkit.engine.batch import Ints, pack
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import WeightLoading
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.input_builder import stack_block_tables
 from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.runner.packed_forward import PackedForward
 from labkit.engine.runner.shared_models import SharedModels
-from labkit.engine.sampling.sampler import Sampler
+from labkit.engine.sampling.sampler import sample_rows
 from labkit.engine.speculation.draft_verification import DraftRequest
 
 
@@ -90,7 +90,6 @@ class DraftModelProposer:
         self._run_model = run_model
         self._cache = cache
         self._budget = budget
-        self._sampler = Sampler()
         self._draft_states: dict[str, _DraftState] = {}
 
     def propose(self, draft_requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
@@ -145,7 +144,7 @@ class DraftModelProposer:
                 states.append(state)
         tables = [self._cache.table(draft.request.state.request_id) for draft, _ in chunks]
         logits = self._run_model(pack(tokens, segments, stack_block_tables(tables), rows, states))
-        for draft, sampled in zip(sampling, self._sampler(logits, states), strict=True):
+        for draft, sampled in zip(sampling, sample_rows(logits, states), strict=True):
             # If sampling failed, any token may be the draft: the target rejects it.
             draft.tokens.append(sampled.token if sampled.error is None else 0)
 
@@ -187,20 +186,18 @@ def load_draft(
         return None
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
-    dtype, storage = compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    loading = WeightLoading.of(options, drafts.draft_layers)
     try:
         prepared = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
-            dtype=dtype,
-            matrix_storage=storage,
-            layers=drafts.draft_layers,
-            first_layer=len(target.shapes),
+            loading=loading,
+            first_layer=len(target.cached.attention),
             activations=options.activations,
         )
-        loaded, choice, expected = prepared.loaded, prepared.choice, prepared.expected
-        if expected.states:
+        loaded, forward, expected = prepared.loaded, prepared.forward, prepared.expected
+        if expected.cached.states:
             raise EngineError(
                 f"the draft model (model_type={loaded.model_type}) has recurrent states, which "
                 "are wrong after a rejected draft; choose a draft model with attention in every "
@@ -212,15 +209,15 @@ def load_draft(
                 f"the draft model's vocabulary has {vocab} ids, but the model's has {target_vocab}"
                 "; choose a draft model with the same vocabulary"
             )
-        shapes = target.shapes + expected.shapes
+        shapes = target.cached.attention + expected.cached.attention
         small = factory.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
         dtypes = options.kv.dtype.value, options.activations.value
-        logits_self_test.verify(loaded, choice.forward, small, expected, *dtypes)
+        logits_self_test.verify(loaded, forward, small, expected, *dtypes)
     except EngineError as error:
         layers = f" draft_layers={drafts.draft_layers}" if drafts.draft_layers else ""
         raise EngineError(f"engine.speculation=draft{layers}: {error}") from error
-    layers = f", layers: {len(expected.shapes)}" if drafts.draft_layers else ""
-    weights = directory, dtype, storage, drafts.draft_layers
+    layers = f", layers: {len(expected.cached.attention)}" if drafts.draft_layers else ""
+    weights = directory, loading
     sizes = model_footprint.from_directory(*weights) or model_footprint.from_weights(*weights)
-    source = f"{directory.name}{layers}"
-    return LoadedDraft(choice.forward, expected.shapes, sizes.weight_bytes, source)
+    own, source = expected.cached.attention, f"{directory.name}{layers}"
+    return LoadedDraft(forward, own, sizes.weight_bytes, source)

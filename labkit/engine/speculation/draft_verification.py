@@ -128,10 +128,7 @@ class DraftVerifier(Speculator):
     def accept(
         self, output: SchedulerOutput, sampled: Sequence[Sampled]
     ) -> dict[str, Sequence[Sampled]]:
-        """Accept each request's draft tokens up to the first that differs from its sample.
-
-        Return the new tokens by request id; see ``Speculator.accept``.
-        """
+        """Return each request's samples up to the first that differs from its draft token."""
         results: dict[str, Sequence[Sampled]] = {}
         row = 0
         for chunk in output.chunks:

@@ -39,15 +39,9 @@ from labkit.experiment.compose.resumed_legacy_cell import as_begun, rounds_as_be
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
 from labkit.experiment.compose.user_class_check import check_workload_class
 from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hydra_quote
+from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.exported_revision import RevisionError
-from labkit.experiment.launch.python_environment import (
-    Imports,
-    PythonEnvironment,
-    default_options,
-    imports_of,
-    known_options,
-    refusal_of,
-)
+from labkit.experiment.launch.python_environment import Imports, PythonEnvironment
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.machine.facts import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm
@@ -79,7 +73,6 @@ class ComposedCell:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The primary metrics (:attr:`labkit.config.Experiment.primary_metrics`)."""
         return self.experiments[self.arms[0].name].primary_metrics
 
     @property
@@ -97,7 +90,7 @@ def compose_cell(
     """Compose and check one cell with all its arms. Hydra must be initialised.
 
     ``composer`` caches parsed files for all cells of a command. Raises ``ConfigError`` if an arm or
-    a claim is invalid. The message is one line with the arm and the key.
+    a claim is invalid.
     """
     composer = composer or Composer()
     cell, experiment = _cell_config([*hydra_overrides, *task_overrides], composer)
@@ -110,8 +103,10 @@ def compose_cell(
     def compose_arm(arm: str, overrides: Mapping[str, Any]) -> Experiment:
         return composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
 
+    removed = (override_key(o) for o in cell if o.startswith("~"))  # ~ablation.arms.NAME
+    dropped = [key.removeprefix("ablation.arms.") for key in removed]
     return replace(
-        checked_cell(experiment, compose_arm, cell_name(task_overrides), _dropped_arms(cell)),
+        checked_cell(experiment, compose_arm, cell_name(task_overrides), dropped),
         overrides=tuple(recorded_overrides(task_overrides)),
         blocks_given=any(override.startswith("design.blocks=") for override in task_overrides),
         config_dirs=config_folders(hydra_overrides),
@@ -218,18 +213,12 @@ def write_config(path: Path, hydra_overrides: Sequence[str], task_overrides: Seq
 
 
 def _check_out_of_memory(ablation: Ablation, arms: Collection[str]) -> None:
-    """Refuse the claim that an unknown arm, or the baseline, runs out of memory."""
     for name in ablation.claims.out_of_memory:
-        where = f"ablation.claims.out_of_memory={name}"
-        known = ", ".join(ablation.arms)
-        require(
-            name in arms,
-            f"{where}: no such arm{did_you_mean(name, arms)}; the arms are {known}",
-        )
-        require(
-            name != ablation.baseline_arm,
-            f"{where}: it is the baseline, with which the others are compared",
-        )
+        where, known = f"ablation.claims.out_of_memory={name}", ", ".join(ablation.arms)
+        text = f"{where}: no such arm{did_you_mean(name, arms)}; the arms are {known}"
+        require(name in arms, text)
+        text = f"{where}: it is the baseline, with which the others are compared"
+        require(name != ablation.baseline_arm, text)
 
 
 def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
@@ -261,10 +250,11 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
     program = engine.server.python_program if engine.name == "openai" else None
     try:
         environment = PythonEnvironment.resolve(plain)
-        imports = imports_of(environment, modules, program)
+        imports = python_environment.imports_of(environment, modules, program)
         config = arm.config
         if environment.replaces_labkit:
-            config = known_options(with_former_values(config), imports.defaults, default_options())
+            theirs, ours = imports.defaults, python_environment.default_options()
+            config = python_environment.known_options(with_former_values(config), theirs, ours)
             # This option is as old as expressions in an arm's file.
             knows = "api_key" in imports.defaults.get("engine", {}).get("server", {})
             named = EXPRESSION.search(json.dumps(config))
@@ -272,7 +262,7 @@ def _with_environment(arm: Arm, experiment: Experiment, plain: Any) -> tuple[Arm
                 raise RevisionError(
                     f"{named.group()}: the arm's revision of labkit would take this for the value"
                 )
-            refusal = refusal_of(environment, json.dumps(fixed_numbers(config)))
+            refusal = python_environment.refusal_of(environment, json.dumps(fixed_numbers(config)))
             if refusal is not None:
                 raise RevisionError(f"the arm's revision of labkit refuses {refusal}")
     except ConfigError as error:
@@ -423,12 +413,6 @@ def _default_question(ablation: Ablation) -> str:
     return f"How {verb} {' and '.join(others)} compare with {ablation.baseline_arm}?"
 
 
-def _dropped_arms(overrides: Sequence[str]) -> list[str]:
-    """Return the arms that overrides such as ``~ablation.arms.NAME`` remove."""
-    removed = (override_key(o) for o in overrides if o.startswith("~"))
-    return [key.removeprefix("ablation.arms.") for key in removed]
-
-
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     others = [o for o in cell if o.split("=", 1)[0] not in overrides]
     own = (in_units_of_option(f"{key}={hydra_quote(value)}") for key, value in overrides.items())
@@ -436,7 +420,6 @@ def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _check_distinct(arm: Arm, earlier: Sequence[Arm]) -> None:
-    """Check that an arm without an environment differs from earlier such ones in some option."""
     for other in earlier:
         require(
             arm.config != other.config or bool(arm.environment or other.environment),
@@ -454,8 +437,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key} must be the same for every arm; "
             "an arm may change options of engine, model and workload, and have an environment",
         )
-    error = next(obstacles(arm), None)
-    if error is not None:
+    if error := next(obstacles(arm), None):
         raise ConfigError(f"arm {name}: {error}")
 
 
@@ -506,10 +488,22 @@ def _is_importable(module: str) -> bool:
     if spec is None or not parts:
         return spec is not None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    searched = list(folders)
     for part in parts[:-1]:
         folders = [folder / part for folder in folders if (folder / part).is_dir()]
+        searched += folders
     files = [f"{parts[-1]}{suffix}" for suffix in all_suffixes()]
-    return any(
+    found = (
         (folder / parts[-1]).is_dir() or any((folder / file).is_file() for file in files)
         for folder in folders
     )
+    return any(found) or any(map(_searches_elsewhere, searched))
+
+
+def _searches_elsewhere(package: Path) -> bool:
+    """Return whether a package's modules may lie elsewhere than in its folder.
+
+    It is in a zip file, say, or its ``__init__.py`` sets ``__path__``.
+    """
+    init = package / "__init__.py"
+    return not package.is_dir() or (init.is_file() and b"__path__" in init.read_bytes())

@@ -6,9 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
+from labkit.config import require
+from labkit.config.env_interpolation import EXPRESSION, EnvironmentText
 from labkit.config.option_index import override_key
+from labkit.experiment.hydra.hydra_composer import parse_override
+from labkit.machine import file_digest
 from labkit.records import PROCESSES_SUFFIX
 
 KEYS_NOT_RECORDED = ("out", "plan", "redo", "design.blocks")
@@ -49,10 +54,7 @@ def _names(named: Sequence[str]) -> list[str]:
 
 
 def _in_words(named: Sequence[str]) -> str:
-    """Return an earlier name, in which a word stands for an arm or claim of the command line.
-
-    It ends in a hash of all overrides, such as ``ablation=seq_map+numpy-1f2e3d4c``.
-    """
+    """Return an earlier name, with words for arms: ``ablation=seq_map+numpy-1f2e3d4c``."""
     arms = sorted(override_key(o).removeprefix(ARMS) for o in named if _defines(o, ARMS))
     plain = [o for o in named if not _defines(o, ARMS) and not _defines(o, CLAIMS)]
     words = "".join(f"+{arm}" for arm in arms)
@@ -77,16 +79,25 @@ def _cells_with(fixed: Sequence[str], folder: Path) -> Iterator[str]:
 
 def _begun_with(path: Path) -> list[str] | None:
     try:
+        return _overrides_in(path, file_digest.file_state(path))
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1 << 14)
+def _overrides_in(path: Path, state: file_digest.FileState) -> list[str] | None:
+    """Return the overrides in a cell's file, which is read once for all cells of a command.
+
+    ``state`` tells when it was written.
+    """
+    try:
         return sorted(fixed_overrides(json.loads(path.read_text("utf-8"))["overrides"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None  # whoever reads the cell names the mistake
 
 
 def _as_begun(overrides: list[str]) -> list[str]:
-    """Return the overrides without an experiment's model if the study's folder has that cell.
-
-    The cell's arms must run this model: without the override it may have been another one.
-    """
+    """Return the overrides without an experiment's model if a cell of that name has run it."""
     models = [o.partition("=")[2] for o in overrides if override_key(o) == "model"]
     if len(models) != 1 or "experiment" not in map(override_key, overrides):
         return overrides
@@ -123,13 +134,32 @@ def _swept_apart(override: str) -> list[str]:
 
 
 def _defines(override: str, prefix: str) -> bool:
-    """Return whether an override sets a key below ``prefix``, rather than deleting it."""
     return override_key(override).startswith(prefix) and not override.startswith("~")
 
 
 def study_folders(overrides: Sequence[str]) -> list[Path]:
-    """Return the folders that overrides name with ``out=``."""
-    return [Path(o.partition("=")[2].strip("'\"")) for o in overrides if override_key(o) == "out"]
+    """Return the folders that overrides name with ``out=``, as Hydra reads them.
+
+    Raises ``ConfigError`` if one is not a single text, or refers to another option or resolver.
+    """
+    return [_study_folder(o) for o in overrides if override_key(o) == "out"]
+
+
+def _study_folder(override: str) -> Path:
+    named = parse_override(override)
+    require(
+        not named.is_sweep_override(),
+        f"{override}: a study has one folder; write a name with a comma in quotes",
+    )
+    value = "" if named.value() is None else str(named.value())
+    require(
+        bool(value.strip()), f"{override}: names no folder; set out=outputs/NAME, or leave it out"
+    )
+    require(
+        "${" not in EXPRESSION.sub("", value),
+        f"{override}: only ${{oc.env:NAME}} is read in the name of a folder; write the name itself",
+    )
+    return Path(str(EnvironmentText.of(value)))
 
 
 def _cut(name: str, overrides: Sequence[str], others: str = r"[^\w=,.+~-]") -> str:

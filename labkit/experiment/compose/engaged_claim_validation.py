@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.config import (
-    PRESET_LAYOUTS,
-    ConfigError,
-    Engine,
-    Experiment,
-    option_index,
-    require,
-    user_classes,
-)
-from labkit.config.option_index import did_you_mean
+from labkit.config import PRESET_LAYOUTS, ConfigError, Engine, Experiment, require, user_classes
+from labkit.config.option_index import did_you_mean, find_option
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import compute_dtype
 from labkit.records import counter_registry
@@ -29,7 +21,7 @@ def check_names(
     """Raise ``ConfigError`` for claims on an arm or a counter that does not exist.
 
     ``engaged``: the claimed counters by arm. ``dropped``: arms that the command line removed;
-    claims on them are ignored. The message suggests the closest name.
+    claims on them are ignored.
     """
     for arm, claimed in engaged.items():
         if arm in dropped:
@@ -52,8 +44,6 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
     """Refuse claims on a storage format of weights that the arm's model will not have.
 
     If the headers of the model's files do not list the formats, only the run checks the claim.
-    Raises ``ConfigError`` if a claim cannot hold. The message names the arm, the counter and the
-    model's formats.
     """
     for arm, experiment in arms.items():
         claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS_PREFIX)]
@@ -66,11 +56,8 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             f"workload={experiment.workload.name} loads no model; choose a workload that serves "
             "requests, such as workload=chat",
         )
-        forms = model_footprint.weight_formats(
-            model,
-            compute_dtype.cast_target(experiment.engine),
-            compute_dtype.matrix_storage(experiment.engine),
-        )
+        loading = compute_dtype.WeightLoading.of(experiment.engine)
+        forms = model_footprint.weight_formats(model, loading)
         for name in claimed:
             form = name.removeprefix(WEIGHTS_PREFIX)
             require(
@@ -85,10 +72,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
 
 
 def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
-    """Refuse claims on counters of engine steps if the workload times single kernel launches.
-
-    Raises ``ConfigError`` if a claim cannot hold. The message names the arm and the counter.
-    """
+    """Refuse claims on counters of engine steps if the workload times single kernel launches."""
     counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():
         workload = experiment.workload
@@ -104,24 +88,19 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
 
 
 def _may_claim(name: str, arm: Engine) -> bool:
-    """Return whether an arm's engine can have the counter ``name``.
-
-    A user's own engine or attention backend may have any counter.
-    """
+    """Return whether an arm may have a counter; with an engine or backend of a user's own, any."""
     own = user_classes(arm)
-    if name.startswith(counter_registry.USER_PREFIX) or own.keys() & {
-        "engine.name",
-        "engine.attention.backend",
-    }:
-        return True
-    if own and name.startswith(("resolver.", "queue.", "prefix_eviction.")):
-        return True
-    return counter_registry.find_counter(name, option_choices) is not None
+    return (
+        name.startswith(counter_registry.USER_PREFIX)
+        or not own.keys().isdisjoint(("engine.name", "engine.attention.backend"))
+        or (bool(own) and name.startswith(("resolver.", "queue.", "prefix_eviction.")))
+        or counter_registry.find_counter(name, option_choices) is not None
+    )
 
 
 def option_choices(option: str) -> Sequence[str]:
     """Return the choices of an option: ``engine.kv.layout`` has ``paged``, ``padded``, ..."""
-    entry = option_index.find_option(option)
+    entry = find_option(option)
     if entry is None or not entry.choices:
         raise ValueError(f"{option}: not an option with a list of choices")
     return entry.choices

@@ -8,7 +8,7 @@ names. The keys name an option, and the file's name if the option is a folder
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -25,6 +25,7 @@ FOLDERS = ("workload.clips",)
 MODELS = ("model.path", "engine.drafts.draft_path", "workload.vlm")
 MODEL_SUFFIXES = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt", ".py", ".npz")
 DIGEST_DIGITS = 16  # a difference is to be seen, not to be signed
+PACKAGE = Path(__file__).parents[2]  # labkit's folder
 
 
 def input_digests(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
@@ -58,7 +59,8 @@ def named_as_begun(arm: Arm, now: Mapping[str, str]) -> dict[str, str]:
 
     Earlier versions named a class's module by its file alone (``OPTION/maps.py``), and thus one of
     several of a name. They also listed labkit's own modules where a class lay beside them, and no
-    class of an arm with a revision.
+    class of an arm with a revision. The digests of labkit's modules stay, as some have other names
+    today.
     """
     named = dict(now)
     for option in {option_of(name) for name in now} - {*FILES, *FOLDERS, *MODELS}:
@@ -70,8 +72,11 @@ def named_as_begun(arm: Arm, now: Mapping[str, str]) -> dict[str, str]:
                 continue
         elif "revision" not in arm.environment:
             continue
-        named = {**begun, **{name: named[name] for name in named.keys() - files.keys()}}
-        for short in {f"{option}/{PurePath(name).name}" for name in files} if begun else ():
+        present = {PurePath(name).name for name in files}
+        gone = {name: sha for name, sha in begun.items() if PurePath(name).name not in present}
+        kept = gone if _lists_labkit(gone) else {}
+        named = {**kept, **{name: named[name] for name in named.keys() - files.keys()}}
+        for short in {f"{option}/{file}" for file in present} if begun else ():
             own = [files[name] for name in files if PurePath(name).name == PurePath(short).name]
             named[short] = begun[short] if begun.get(short) in own else own[0]
     return named
@@ -84,6 +89,12 @@ def option_of(name: str) -> str:
 
 def _has_folder(name: str) -> bool:
     return name.count("/") > 1
+
+
+def _lists_labkit(names: Iterable[str]) -> bool:
+    """Return whether one of the names, but for ``__init__.py``, is that of a module of labkit."""
+    labkit = {path.name for path in PACKAGE.rglob("*.py")} - {"__init__.py"}
+    return any(PurePath(name).name in labkit for name in names)
 
 
 def _own_sources(path: str, environment: Mapping[str, Any]) -> dict[str, Path]:

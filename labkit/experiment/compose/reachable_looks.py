@@ -94,7 +94,6 @@ def _reaches(blocks: int, alpha: float, design: Design, arms: int) -> bool:
 
 
 def _begun_looks(folder: Path) -> list[PlannedLook]:
-    """Return the looks with which the cell in ``folder`` began; empty if there is none."""
     with suppress(RecordError):  # there is no such cell, or the runner will refuse it
         return [PlannedLook(**look) for look in read_cell(folder)["design"].get("looks", ())]
     return []

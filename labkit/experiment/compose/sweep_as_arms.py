@@ -61,10 +61,7 @@ def sweep_as_arms(
 def _ablation_of(
     choices: Sequence[Sequence[str]], composer: Composer, hydra: Sequence[str]
 ) -> Ablation | None:
-    """Return the ablation of the first overrides that are valid.
-
-    Returns None if none are: composing the cells will raise the error.
-    """
+    """Return the ablation of the first valid overrides; None: composing the cells will say why."""
     for overrides in choices:
         with suppress(ConfigError):
             return composer.compose([*hydra, *expand_sweep(overrides)[0]]).ablation
@@ -142,7 +139,6 @@ def _in_unit(key: str, value: Any) -> Any:
 
 
 def _configured(experiment: Experiment, key: str) -> Any:
-    """Return the value of an option; None if there is none."""
     value: Any = experiment
     for part in key_parts(key):
         value = getattr(value, part, None)

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from textwrap import dedent
 from typing import TYPE_CHECKING
@@ -35,8 +36,7 @@ def check_imports(cells: Iterable[ComposedCell]) -> None:
     """Import, in a child process, users' classes of arms that run in the study's environment.
 
     Raises ``ConfigError`` if a class cannot be imported, or the child ended or took longer than
-    ``IMPORT_TIMEOUT_S``. The message is one line with the arm, the option and the reason. The
-    reason ends with the last traceback line in the user's code, if there is one.
+    ``IMPORT_TIMEOUT_S``.
     """
     from labkit.experiment.compose.cell_composer import ENVIRONMENT
 
@@ -52,34 +52,33 @@ def check_imports(cells: Iterable[ComposedCell]) -> None:
 
 
 def check_workload_class(experiment: Experiment) -> None:
-    """Import the class that ``workload.kind`` names in a child process, if it names a class.
+    """Import the class that ``workload.kind`` names, if it does, in a child process.
 
-    Raises ``ConfigError`` if it cannot be imported, or importing it ended the child. The message is
-    one line.
+    Raises ``ConfigError`` if it cannot be imported, or importing it ended the child.
     """
     path = experiment.workload.kind
     if is_class_path(path):
-        _require_imported({path: f"workload.kind={path}"}, {path: _import_once(path)})
+        error = _import_once(path, tuple(sys.path))
+        _require_imported({path: f"workload.kind={path}"}, {path: error})
 
 
 def _require_imported(named: Mapping[str, str], errors: Mapping[str, str | None]) -> None:
-    """Raise ``ConfigError`` for the first class that was not imported, with its place."""
     for path, where in named.items():
         error = errors.get(path, ENDED)
         require(error is None, f"{where}: {error}")
 
 
 @cache
-def _import_once(path: str) -> str | None:
-    """Return the error of a class, or None; a process imports each class in one child only."""
+def _import_once(path: str, folders: tuple[str, ...]) -> str | None:
+    """Return the error of a class, or None; a process imports each class in one child only.
+
+    ``folders``: the Python path. Another one may have another class of this name.
+    """
     return _import([path]).get(path, ENDED)
 
 
 def _import(paths: Sequence[str]) -> dict[str, str | None]:
-    """Return the error of each class's import, or None for a class that was imported.
-
-    If an import ends the process or takes too long, its class and all later classes are absent.
-    """
+    """Return each class's error, or None; absent: an import before it, or its own, never ended."""
     # Where this process looks; without PYTHONSAFEPATH the working folder would precede it.
     inherited = os.environ.get("PYTHONPATH")
     folders = [*map(os.path.abspath, sys.path), *([inherited] if inherited else []), os.getcwd()]
@@ -95,9 +94,7 @@ def _import(paths: Sequence[str]) -> dict[str, str | None]:
         printed = expired.stdout or b""
     errors: dict[str, str | None] = {}
     for line in printed.splitlines():
-        try:
+        with suppress(ValueError, TypeError):  # a line that the user's module printed
             path, error = json.loads(line)
-        except (ValueError, TypeError):  # a line that the user's module printed
-            continue
-        errors[path] = error
+            errors[path] = error
     return errors

@@ -3,23 +3,29 @@
 Reading files takes most of a composition's time. So Hydra composes the choices of files to a tree
 once, and overrides of single values (``engine.threads=2``) are applied to a copy of the tree. Arms
 and cells that differ only in such values share one tree.
+
+A tree is resolved twice if it names environment variables: their values are checked, and the
+expressions are kept for the study's files (:mod:`labkit.config.env_interpolation`).
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Experiment, from_plain, require
-from labkit.config.env_interpolation import hide_values
+from labkit.config.env_interpolation import EXPRESSION, hide_values
 from labkit.config.option import options
-from labkit.experiment.hydra import environment_resolver
+from labkit.config.option_index import value_of
 from labkit.experiment.hydra.hydra_error_text import explain_config_error
 
 if TYPE_CHECKING:
@@ -27,13 +33,18 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 REFERENCE = re.compile(r"\$\{(?!now:)")  # to another value, or to the environment
+WRITTEN_GROUPS = ("engine", "model", "workload", "ablation", "scales")  # in files of a study
+_keeps_expressions: ContextVar[bool] = ContextVar("oc.env returns its expression", default=False)
 
 
 class Composer:
     """Composes the arms of one command's cells; Hydra must be initialised."""
 
     def __init__(self) -> None:
-        environment_resolver.register()  # here, because a job's process composes without the app
+        from omegaconf import OmegaConf
+
+        # Here, because a job's process composes without the app.
+        OmegaConf.register_new_resolver("oc.env", _resolve_variable, replace=True)
         # Pickled: loading a tree is six times as fast as copying one.
         self._trees: dict[tuple[str, ...], bytes] = {}
         self._shared: dict[tuple[str, ...], SharedParts | None] = {}
@@ -42,8 +53,7 @@ class Composer:
     def compose(self, overrides: Sequence[str], where: str = "") -> Experiment:
         """Return the checked config of a list of overrides.
 
-        Raises ``ConfigError`` if the config is invalid. The message is one line that begins with
-        ``where``.
+        Raises ``ConfigError``, with a message that begins with ``where``, if it is invalid.
         """
         from omegaconf import OmegaConf
 
@@ -57,7 +67,12 @@ class Composer:
                 tree, resolve=True, throw_on_missing=True, enum_to_str=True
             )
             if b"oc.env" in self._trees[files] or "oc.env" in str(overrides):
-                environment_resolver.keep_expressions(tree, plain)
+                token = _keeps_expressions.set(True)
+                try:
+                    for group in WRITTEN_GROUPS:
+                        _keep_expressions(tree, plain, group)
+                finally:
+                    _keeps_expressions.reset(token)
             return from_plain(Experiment, plain)
         except ConfigError as error:
             raise ConfigError(f"{where}{hide_values(str(error), list(overrides))}") from None
@@ -114,11 +129,9 @@ class Composer:
         return {key: value for key, value in own.items() if key != "environment"}
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
-        """Split overrides into those composed by Hydra, and single values applied afterwards.
-
-        A single value that precedes an override which adds or deletes keys is left to Hydra, too.
-        """
+        """Split overrides into those composed by Hydra, and single values applied afterwards."""
         parsed = [self._parse(override) for override in overrides]
+        # A value that precedes an override which adds or deletes keys is left to Hydra, too.
         last = max((i for i, item in enumerate(parsed) if _changes_keys(item)), default=-1)
         values = [i for i, item in enumerate(parsed) if i > last and _is_value(item)]
         files = tuple(text for i, text in enumerate(overrides) if i not in values)
@@ -179,13 +192,9 @@ class SharedParts:
         line = str(value.input_line)
         if line in self._leaves:
             return True
-        found: Any = self.plain
-        for name in path:
-            if not isinstance(found, dict) or name not in found:
-                return False
-            found = found[name]
-        given = value.value()
-        if isinstance(found, dict | list) or isinstance(given, dict | list) or "${" in line:
+        found, given = value_of(self.plain, value.key_or_group, ...), value.value()
+        several = isinstance(found, dict | list) or isinstance(given, dict | list)
+        if found is ... or several or "${" in line:
             return False
         try:
             node: Any = OmegaConf.select(self.tree, ".".join(path[:-1])) if path[1:] else self.tree
@@ -207,6 +216,32 @@ def _dicts(plain: Any) -> Iterator[dict[str, Any]]:
         yield plain
 
 
+def _resolve_variable(name: str, *default: Any) -> Any:
+    """Return what ``oc.env`` returns, or its expression. Hydra pickles this function for jobs."""
+    from omegaconf.resolvers import oc
+
+    value = oc.env(name, *default)
+    return f"${{oc.env:{name}}}" if _keeps_expressions.get() and name in os.environ else value
+
+
+def _keep_expressions(node: Any, plain: Any, key: Any) -> None:
+    """Put the expressions of texts at and below a key of ``node`` into ``plain``, its values."""
+    from omegaconf import Container
+    from omegaconf.errors import OmegaConfBaseException
+
+    child = node._get_node(key)
+    if isinstance(child, Container) and not child._is_interpolation():
+        for name in child if isinstance(plain[key], dict) else range(len(plain[key] or ())):
+            _keep_expressions(child, plain[key], name)
+        return
+    if not isinstance(plain[key], str) or child is None or not child._is_interpolation():
+        return
+    with suppress(OmegaConfBaseException):  # not a text: a number, or a value that was decoded
+        text = node[key]
+        if isinstance(text, str) and EXPRESSION.search(text):
+            plain[key] = text
+
+
 def parse_override(text: str) -> Override:
     """Return an override as Hydra's grammar reads it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -219,10 +254,7 @@ def _changes_keys(override: Override) -> bool:
 
 
 def _is_value(override: Override) -> bool:
-    """Return whether an override sets a single value of the schema.
-
-    Choices of files, sweeps and options of Hydra itself do not count as single values.
-    """
+    """Return whether an override sets a single value of the schema: no file, sweep or group."""
     key = override.key_or_group
     plain = not _changes_keys(override) and override.package is None and "/" not in key
     own = plain and not override.is_hydra_override() and not override.is_sweep_override()

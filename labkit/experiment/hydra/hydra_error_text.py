@@ -46,8 +46,7 @@ def explain_config_error(
         _yaml,
         _grammar,
     ):
-        line = rule(text, overrides)
-        if line:
+        if line := rule(text, overrides):
             return line
     return _flat(str(error).split("\n")[0] or type(error).__name__)
 
@@ -78,15 +77,13 @@ def _flat(text: str) -> str:
 
 def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a key that YAML reads as a boolean: ``on: {}``."""
-    match = re.search(r"Key (\w+) \((\w+)\) is incompatible with \(str\)", text)
-    if not match:
+    if not (match := re.search(r"Key (\w+) \((\w+)\) is incompatible with \(str\)", text)):
         return None
     spellings = {"True": "on, yes, true or y", "False": "off, no, false or n"}
     where = re.search(r"In '([^']+)'", text)
     return _flat(
-        f"{where.group(1) + ': ' if where else ''}YAML reads a name as the {match.group(2)} "
-        f"{match.group(1)} ({spellings.get(match.group(1), 'not a text')}); "
-        "quote it or choose another name"
+        f"{where[1] + ': ' if where else ''}YAML reads a name as the {match[2]} {match[1]} "
+        f"({spellings.get(match[1], 'not a text')}); quote it or choose another name"
     )
 
 
@@ -114,8 +111,7 @@ def _interpolation(text: str, overrides: Sequence[str]) -> str | None:
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a group or option that does not exist: ``ablation=nope``."""
-    package = re.search(r"In '([^']+)': Could not override '([\w/]+)@\S+'", text)
-    if package:
+    if package := re.search(r"In '([^']+)': Could not override '([\w/]+)@\S+'", text):
         file, group = package.groups()
         right = f"/{group}@_global_.{group.replace('/', '.')}"
         return (
@@ -123,10 +119,8 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
         )
     match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
-        group_only = re.search(
-            r"Could not override '([^']+)'\.\s*No match in the defaults list", text
-        )
-        return f"{group_only.group(1)}: no such option or group; " + HELP if group_only else None
+        alone = re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text)
+        return f"{alone[1]}: no such option or group; {HELP}" if alone else None
     group, option = match.groups()
     if (elsewhere := _misplaced_choice(overrides)) is not None:
         return elsewhere
@@ -160,12 +154,10 @@ def _misplaced_choice(overrides: Sequence[str]) -> str | None:
 
 def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     """Explain the error for an unknown key: ``engine.kv.block_sise=16``."""
-    match = re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)
-    if not match:
+    if not (match := re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)):
         return None
-    key = match.group(1)
-    full = re.search(r"full_key: (\S+)", text)
-    path = full.group(1) if full else key
+    key, full = match[1], re.search(r"full_key: (\S+)", text)
+    path = full[1] if full else key
     override = next((o for o in overrides if override_key(o).endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"{file.group(1)}.yaml: {path}" if file else path)
@@ -176,8 +168,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
 
 def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for an invalid choice: ``engine.attention.device=tpu``."""
-    match = re.search(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]", text)
-    if not match:
+    if not (match := re.search(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]", text)):
         return None
     value, choices = match.groups()
     hint = did_you_mean(value, choices.split(", "))
@@ -186,17 +177,16 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
 
 def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a value of the wrong type: ``engine.kv.block_size=abc``."""
-    match = re.search(r"field '([^']+)' is not Optional", text)
-    if match:
-        return f"{match.group(1)}=null: must have a value"
-    match = re.search(r"Invalid type assigned: .*value: (.*)", text)
-    if match:
-        key = _key(text, match.group(1), overrides)
-        return f"{key}={match.group(1)}: {key} is a group; set one of its options" + _options(key)
-    match = re.search(r"Value '(.*)' \(\w+\) is incompatible with type hint '[\w.]*[Ll]ist\[", text)
-    if match:
-        value = match.group(1)
-        return f"{_key(text, value, overrides)}={value}: must be a list: [{value}]"
+    if match := re.search(r"field '([^']+)' is not Optional", text):
+        return f"{match[1]}=null: must have a value"
+    if match := re.search(r"Invalid type assigned: .*value: (.*)", text):
+        key = _key(text, match[1], overrides)
+        children = option_index.child_names(key.split("."))
+        listed = f" ({', '.join(children)})" if children else ""
+        return f"{key}={match[1]}: {key} is a group; set one of its options{listed}"
+    list_hint = r"Value '(.*)' \(\w+\) is incompatible with type hint '[\w.]*[Ll]ist\["
+    if match := re.search(list_hint, text):
+        return f"{_key(text, match[1], overrides)}={match[1]}: must be a list: [{match[1]}]"
     match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
     match = match or re.search(r"Value '(.*)' is not a valid (bool)", text)
     if not match:
@@ -204,45 +194,29 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
     value, kind = match.groups()
     names = {"bool": "true or false", "Integer": "an integer", "Float": "a number"}
     key = _key(text, value, overrides)
-    return f"{key}={value}: must be {names.get(kind, f'of type {kind.lower()}')}{_range(key)}"
-
-
-def _range(key: str) -> str:
-    """Return a colon and the option's allowed values (``: 1 to 1024``); empty if unknown."""
     entry = option_index.find_option(key)
-    allowed = entry.option.allowed if entry is not None else ""
-    return f": {allowed}" if allowed else ""
-
-
-def _options(key: str) -> str:
-    """Return the names of a group's options in parentheses; empty if ``key`` is not a group."""
-    names = option_index.child_names(key.split("."))
-    return f" ({', '.join(names)})" if names else ""
+    allowed = f": {entry.option.allowed}" if entry is not None and entry.option.allowed else ""
+    return f"{key}={value}: must be {names.get(kind, f'of type {kind.lower()}')}{allowed}"
 
 
 def _key(text: str, value: str, overrides: Sequence[str]) -> str:
-    """Return the key of the wrong value, as the override spells it."""
-    full = re.search(r"full_key: (\S+)", text)
-    if full:
-        path = full.group(1)
-        return next((key for key in map(override_key, overrides) if key.endswith(path)), path)
+    if full := re.search(r"full_key: (\S+)", text):
+        return next((key for key in map(override_key, overrides) if key.endswith(full[1])), full[1])
     merging = re.search(r"Error merging override (\S+?)=", text)
-    return merging.group(1) if merging else "the config"
+    return merging[1] if merging else "the config"
 
 
 def _not_a_map(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for a list where a map is required, such as a list of arms."""
     hint = "must be a map of names, such as arms: {a: {}, b: {engine.threads: 1}}"
-    override = re.search(r"Error merging override (ablation\.arms=\[.*)", text)
-    if override:
-        return f"{override.group(1)}: {hint}"
+    if override := re.search(r"Error merging override (ablation\.arms=\[.*)", text):
+        return f"{override[1]}: {hint}"
     match = re.search(r"In '([^']+)': ConfigTypeError", text)
     if not match or "ListConfig" not in text:
         return None
-    file = match.group(1)
-    is_ablation = file.startswith("ablation/")
+    is_ablation = match[1].startswith("ablation/")
     what = f"ablation.arms: {hint}" if is_ablation else "a list was found where a map is required"
-    return f"{file}.yaml: {what}"
+    return f"{match[1]}.yaml: {what}"
 
 
 # PyYAML's words for common mistakes, and what to type instead.
@@ -257,32 +231,25 @@ YAML_CAUSES = {
 
 
 def _yaml(text: str, overrides: Sequence[str]) -> str | None:
-    """Explain the error for a file that is not valid YAML."""
-    match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
-    if not match:
+    if not (match := re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)):
         return None
-    name = re.sub(r"^.*/conf/", "conf/", match.group(1))
+    name = re.sub(r"^.*/conf/", "conf/", match[1])
     problem = text.split("\n")[0].strip()
     problem = next((words for cause, words in YAML_CAUSES.items() if cause in text), problem)
-    return _flat(
-        f"{name}, line {match.group(2)}, column {match.group(3)}: not valid YAML: {problem}"
-    )
+    return _flat(f"{name}, line {match[2]}, column {match[3]}: not valid YAML: {problem}")
 
 
 def _grammar(text: str, overrides: Sequence[str]) -> str | None:
     """Explain the error for an override that Hydra cannot parse: ``a=[b``."""
-    match = re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text)
-    if match:
-        return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
-    match = re.search(r"LexerNoViableAltException: (\S+.*)", text)
-    if match:
+    if match := re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text):
+        return _flat(f"{match[1]}: not an override ({match[2]}); write key=value")
+    if match := re.search(r"LexerNoViableAltException: (\S+.*)", text):
         digit = re.search(r"^[^=]*[.~+]\d", match[1])
         how = "no part of a key may begin with a digit" if digit else "write key=value"
         return f"{match[1]}: not an override; {how}"
     if "Config group override must be a string or a list" in text:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
         return f"{group}: a group cannot be null; choose one of its files; " + HELP
-    match = re.search(r"(no viable alternative|mismatched input|extraneous input).*", text)
-    if match:
-        return _flat(f"not an override: {match.group(0)}; put special characters in quotes")
+    if match := re.search(r"(no viable alternative|mismatched input|extraneous input).*", text):
+        return _flat(f"not an override: {match[0]}; put special characters in quotes")
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.config.extras import install_hint
@@ -25,30 +25,23 @@ SLURM_LAUNCHER = "SlurmLauncher"
 JOB_PACKAGES = ("submitit", "joblib", "ray")
 
 
-class LaunchedJobs(Protocol):
-    """The jobs of a launcher, watched by the process that launched them."""
+class LaunchedJobs:
+    """The jobs of a launcher, watched by the process that launched them.
+
+    This class is for a launcher that returns only when all of them have ended, and does not report
+    their states.
+    """
 
     def running(self) -> list[str]:
         """Return the names of the jobs that continue without this process."""
+        return []
 
     def wait(self) -> None:
         """Wait until every job has ended."""
 
     def failures(self) -> list[str]:
         """Return a line for every job that failed: ``Slurm job 7_1: TIMEOUT``."""
-
-
-class FinishedJobs:
-    """The jobs of a launcher that returns only when all of them have ended."""
-
-    def running(self) -> list[str]:
         return []
-
-    def wait(self) -> None:
-        pass
-
-    def failures(self) -> list[str]:
-        return []  # the launcher does not report the state of its jobs
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,6 @@ class JobLauncher:
 
     @staticmethod
     def of(hydra: Any) -> JobLauncher:
-        """Return the launcher of a composed config's ``hydra`` node."""
         choices = hydra.runtime.choices
         return JobLauncher(
             choices["hydra/launcher"],
@@ -111,7 +103,7 @@ class JobLauncher:
             from labkit.experiment.hydra.slurm_watcher import SlurmJobs
 
             return SlurmJobs()
-        return FinishedJobs()
+        return LaunchedJobs()
 
 
 def is_search(hydra: Any) -> bool:

@@ -12,6 +12,8 @@ import time
 
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
+from labkit.experiment.hydra.job_launchers import LaunchedJobs
+
 POLL_S = 15
 # A job in any state other than these has not ended: it waits, runs, is being requeued, ...
 FAILED_STATES = (
@@ -49,14 +51,13 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         return sorted(self._registered, key=lambda job: [int(part) for part in job.split("_")])
 
 
-class SlurmJobs:
+class SlurmJobs(LaunchedJobs):
     """The jobs that this process submits from now on."""
 
     def __init__(self) -> None:
         self._watcher = SlurmJob.watcher = QueueWatcher()
 
     def running(self) -> list[str]:
-        """Return the ids of the jobs that have not ended. They continue without this process."""
         return [job for job in self._watcher.jobs if not self._watcher.is_done(job, "force")]
 
     def wait(self) -> None:

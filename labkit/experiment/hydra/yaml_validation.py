@@ -40,7 +40,6 @@ class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's source of files; the name must be that of Hydra's class."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Check a file and load it; raises :class:`labkit.config.ConfigError`."""
         path = Path(self.path, self._normalize_file_name(config_path))
         state = file_state(path) if path.is_file() else None
         loaded: ConfigResult = pickle.loads(_load(self.provider, self.path, config_path, state))
@@ -79,9 +78,9 @@ def _load(provider: str, folder: str, name: str, state: FileState | None) -> byt
 def check_file(path: Path, group: str) -> None:
     """Check a file of a config group.
 
-    Raises ``ConfigError`` if it cannot be read, holds no options, or has an alias that contains
-    itself or expands to too much, a key twice, or a text that YAML or OmegaConf would alter. The
-    message is one line with the file and, where there is one, the line.
+    Raises ``ConfigError``, which names the line, if it cannot be read, holds no options, names the
+    study's folder, or has an alias that contains itself or expands to too much, a key twice, or a
+    text that YAML or OmegaConf would alter.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -89,7 +88,10 @@ def check_file(path: Path, group: str) -> None:
         if root is not None:
             is_map = isinstance(root, yaml.MappingNode)
             require(is_map, f"{_shown(path)}: it must hold options and their values, name: value")
-            _Check(_shown(path)).check(root, _package(text, group))
+            package, own = _package(text, group), _Check(_shown(path))
+            own.check(root, package)
+            if not package and group != ".":
+                own.refuse_folder(root)
     except RecursionError:
         raise ConfigError(f"{path}: its values are nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -175,7 +177,6 @@ class _Check:
     name: str
 
     def check(self, root: yaml.Node, package: str) -> None:
-        """Check a file's root node, whose keys are below ``package``."""
         sizes: dict[int, int] = {}
         expanded = self._size(root, sizes, set())
         require(
@@ -183,6 +184,15 @@ class _Check:
             f"{self.name}: its aliases (*name) expand to more than {MAX_EXPANDED:,} values",
         )
         self._texts(root, kind_of(package), package)
+
+    def refuse_folder(self, root: yaml.Node) -> None:
+        """Refuse ``out``, which only the command names; that of a file would be ignored."""
+        folder = _at(root, "out")
+        if folder is not None:
+            raise ConfigError(
+                f"{self._at_line(folder)}: out: the command names the study's folder; set out=DIR "
+                "there"
+            )
 
     def _at_line(self, node: yaml.Node) -> str:
         return f"{self.name}, line {node.start_mark.line + 1}"

@@ -39,7 +39,6 @@ class ProcessExit:
 
     @property
     def signal_name(self) -> str | None:
-        """The name of the signal that ended the process, or None."""
         return None if self.code >= 0 else signal_name(-self.code)
 
     @property

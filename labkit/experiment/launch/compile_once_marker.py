@@ -33,7 +33,6 @@ def marker_path(arm: Arm) -> Path:
 
 @cache
 def _source() -> str:
-    """Return a digest of labkit's modules as this process found them."""
     package, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode())

@@ -114,19 +114,15 @@ class ExportedRevision:
         return _checkout(self.repository).resolve()
 
     def _is_own(self, path: Path) -> bool:
-        """Return whether a resolved path is a file or folder of the repository in its checkout.
-
-        What is installed there, the cache and labkit's own checkout may lie inside it.
-        """
+        """Return whether a resolved path is a file or folder of the repository in its checkout."""
         if self.repository is None or not path.is_relative_to(self._checkout):
             return False
-        inside = (cache_dir.root().resolve(), code_revision.CHECKOUT)
+        inside = (cache_dir.root().resolve(), code_revision.CHECKOUT)  # may lie inside it
         if any(self._checkout in p.parents and path.is_relative_to(p) for p in inside):
             return False
         return INSTALLED.isdisjoint(path.relative_to(self._checkout).parts)
 
     def _has_file_of(self, module: str) -> bool:
-        """Return whether the checkout has a module of this name in any folder."""
         path = module.replace(".", "/")
         ends = (".py", "/__init__.py", "/__main__.py")
         patterns = (f":(glob)**/{path}{end}" for end in ends)

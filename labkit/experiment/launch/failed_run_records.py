@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
@@ -30,14 +30,6 @@ MAX_CRASH_LINES = 500
 FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)')
 PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 NOT_OWN = (PACKAGE, f"{os.sep}site-packages{os.sep}", f"{os.sep}lib{os.sep}python", "<frozen ")
-
-
-class ArmFailure(NamedTuple):
-    """Why the runs of an arm are not started. ``log`` shows it (its path in the cell's folder)."""
-
-    outcome: str
-    detail: str
-    log: str | None
 
 
 def collect(
@@ -69,7 +61,6 @@ def collect(
 
 
 def _collect(run: Run, cell: ReadyCell, ending: ProcessExit, log: Path) -> Record | RunFailure:
-    """Return the worker's record, or the failure of a run without one."""
     if ending.code == os.EX_IOERR:
         lines = last_lines(log, 1) or ["the worker cannot write its record"]
         raise StudyError(lines[0])
@@ -118,7 +109,7 @@ def preparation_failure(ending: ProcessExit, log: Path) -> RunFailure | None:
     return RunFailure("refused" if ending.code == os.EX_DATAERR else "crashed", reason)
 
 
-def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, ArmFailure]:
+def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, RunFailure]:
     """Return why arms are not run any more: each of their runs failed, and in the same way.
 
     ``records``: all that the command has run. Runs that another arm's failure ended do not count,
@@ -131,12 +122,12 @@ def run_failures(records: Sequence[Record], cell: ReadyCell) -> dict[str, ArmFai
         if len(own) < FAILED_RUNS or not alike or own[0].ok or arm.out_of_memory:
             continue
         reason = f"not run, as the first {FAILED_RUNS} runs failed ({own[0].run}: {own[0].detail})"
-        failures[arm.name] = ArmFailure(own[0].outcome, reason, own[0].notes.get("log"))
+        failures[arm.name] = RunFailure(own[0].outcome, reason, own[0].notes.get("log"))
     return failures
 
 
 def failed(
-    runs: Sequence[Run], cell: ReadyCell, failures: Mapping[str, ArmFailure]
+    runs: Sequence[Run], cell: ReadyCell, failures: Mapping[str, RunFailure]
 ) -> list[Record]:
     """Return the records of runs that are not started, or that share a process with one.
 

@@ -37,7 +37,6 @@ class InterruptSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> InterruptSignals:
-        """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
             reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -48,7 +47,6 @@ class InterruptSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous handlers, and suspend this process if that is still due."""
         self.suspend_if_due()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -77,6 +75,5 @@ class InterruptSignals:
         self.suspended_s += time.monotonic() - start
 
     def check(self) -> None:
-        """Raise :class:`Interrupted` if a signal was received."""
         if self.received is not None:
             raise Interrupted(signal.Signals(self.received).name)

@@ -152,11 +152,16 @@ class PythonEnvironment:
     def build(self) -> None:
         """Fetch and install the requirements and export the revision, unless the cache has them.
 
-        Raises ``ConfigError`` if a requirement cannot be installed. Raises ``RevisionError`` if the
-        revision cannot be exported.
+        Raises ``ConfigError`` if a requirement cannot be installed or the revision exported.
         """
         if self.requirements and not self._packages.is_dir():
-            self._install()
+            with cache_dir.building_directory(self._packages) as folder:
+                python, log = self.python or sys.executable, self._packages.with_suffix(".log")
+                where = ["--no-deps", "--target", str(folder)]
+                try:
+                    package_installer.install(python, self.requirements, log, where)
+                except package_installer.InstallError as error:
+                    raise ConfigError(f"environment.requirements: {error}") from None
         if self._exported is not None:
             self._exported.export()
 
@@ -198,10 +203,7 @@ class PythonEnvironment:
         return Imports(facts["protocol"], facts["defaults"], missing)
 
     def refusal(self, config: str) -> str | None:
-        """Return why labkit in this environment refuses an arm's config (JSON); None: it does not.
-
-        Raises ``RevisionError`` as :meth:`imports` does.
-        """
+        """Return why labkit in this environment refuses an arm's config (JSON), or None."""
         built = {**json.loads(config), "ablation": SMALLEST_EXPERIMENT["ablation"]}
         refusal: str | None = self._printed(CONFIG_SCRIPT, text=json.dumps(built))
         return refusal
@@ -241,30 +243,15 @@ class PythonEnvironment:
         return package_installer.folder_of(python, sys.version, self.requirements)
 
     def _numba_cache(self) -> Path:
-        """Return the folder of numba's compiled code, which depends on the versions of packages.
-
-        A revision that names its kernels by their sources shares them with others; an earlier one
-        has a folder of its own.
-        """
+        """Return the folder of numba's compiled code, which depends on the versions of packages."""
         identity = self.identity()
         exported = self._exported if self.replaces_labkit else None
         if exported and any((exported.tree / name).exists() for name in KERNEL_CACHES):
-            del identity["revision"]
+            del identity["revision"]  # its kernels are shared with other revisions
         if not identity:
             return cache_dir.numba_cache_dir()
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         return cache_dir.numba_cache_dir() / name
-
-    def _install(self) -> None:
-        with cache_dir.building_directory(self._packages) as folder:
-            where = ["--no-deps", "--target", str(folder)]
-            log = self._packages.with_suffix(".log")
-            try:
-                package_installer.install(
-                    self.python or sys.executable, self.requirements, log, where
-                )
-            except package_installer.InstallError as error:
-                raise ConfigError(f"environment.requirements: {error}") from None
 
 
 def _own_variables(base: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,6 @@ from labkit.experiment import StudyError
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, failed_run_records, turn_coordinator
 from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
-from labkit.experiment.launch.failed_run_records import ArmFailure
 from labkit.experiment.launch.python_environment import PythonEnvironment
 from labkit.experiment.launch.turn_coordinator import LONG_SLICE_S, SLICE_S, LiveCommand
 from labkit.experiment.permuted_blocks import Run
@@ -80,7 +79,8 @@ class ProcessLauncher:
     The command line is ``command arms/ARM.json runs/pending/RUN.json``.
     """
 
-    works_while_suspended = True  # ctrl-Z does not stop the worker
+    # Whether each run of a launch has a process, which is stopped without a turn and by ctrl-Z.
+    takes_turns = False
 
     def __init__(
         self,
@@ -94,11 +94,7 @@ class ProcessLauncher:
         self._unprepared: dict[str, RunFailure] = {}  # by arm of the current cell
 
     def prepare(self, cell: ReadyCell) -> None:
-        """Build and compile what the arms need, except arms prepared earlier with the same code.
-
-        The runs of an arm whose preparation fails will fail, unless the arm is to run out of
-        memory.
-        """
+        """Prepare arms, except those prepared earlier with the same code; a failure fails runs."""
         markers = {arm.name: marker_path(arm) for arm in cell.arms}
         new: dict[Path, Arm] = {}
         for name, marker in markers.items():
@@ -118,7 +114,6 @@ class ProcessLauncher:
         return [{marker: arm} for marker, arm in new.items()]
 
     def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: ReadyCell) -> None:
-        """Prepare arms in one process, and write their markers if that succeeds."""
         names = [arm.name for arm in arms_by_marker.values()]
         arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
         self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
@@ -168,13 +163,10 @@ class ProcessLauncher:
         failed = failed_run_records.failed(unprepared, cell, failures) if unprepared else []
         return [*failed, *(self._launch(ready, cell) if ready else ())]
 
-    def _preparation_failure(self, arm: str, cell: ReadyCell) -> ArmFailure:
+    def _preparation_failure(self, arm: str, cell: ReadyCell) -> RunFailure:
         failure, log = self._unprepared[arm], cell.paths.runs / f"prepare-{arm}.log"
-        return ArmFailure(
-            failure.outcome,
-            f"its preparation failed: {failure.detail}",
-            str(log.relative_to(cell.dir)) if log.exists() else None,
-        )
+        shown = str(log.relative_to(cell.dir)) if log.exists() else None
+        return RunFailure(failure.outcome, f"its preparation failed: {failure.detail}", shown)
 
     def _ready(self, runs: Sequence[Run]) -> Sequence[Run]:
         return [run for run in runs if run.arm not in self._unprepared]
@@ -192,52 +184,43 @@ class ProcessLauncher:
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
             "removed_environment": _worker_variables(arms[0]).removed,
-            **self._together_notes(runs),
+            **({"together": [run.name for run in runs]} if self.takes_turns else {}),
             **self._order_notes(arms[-1].name, wall_s + suspended_s),
         }
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
-            log = cell.paths.log(self._log_owner(run, runs))
+            log = cell.paths.log(run if self.takes_turns else runs[0])
             record = failed_run_records.collect(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
+            config = json.dumps(dict(arm.config), sort_keys=True).encode()
+            where["config"] = hashlib.sha256(config).hexdigest()[:16]
             records.append(
                 replace(
                     record,
                     environment={**record.environment, **before, **_tree_state(arm)},
                     environment_end={**record.environment_end, **after, **_tree_state(arm)},
-                    notes={**record.notes, **notes, **where, "config": config_digest(arm)},
+                    notes={**record.notes, **notes, **where},
                     seconds=self._seconds(record, seconds, suspended_s / len(runs)),
                 )
             )
         return records
 
     def _seconds(self, record: Record, process_s: float, suspended_s: float) -> dict[str, float]:
-        """Return a record's seconds with its share of the launch's, and those lost to ctrl-Z.
-
-        A worker that goes on during ctrl-Z has counted its seconds itself.
-        """
+        """Return a record's seconds with its share of the launch's, and those lost to ctrl-Z."""
         if not suspended_s:
             return {**record.seconds, "process": process_s}
         elapsed_s = process_s + suspended_s
-        if self.works_while_suspended:
+        if not self.takes_turns:  # the worker went on, and has counted its seconds itself
             process_s = max(process_s, record.seconds.get("total", 0.0))
         lost_s = max(0.0, round(elapsed_s - process_s, 6))
         return {**record.seconds, "process": process_s, "suspended": lost_s}
 
-    def _together_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Return notes on the processes that were alive together."""
-        return {}
-
-    def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
-        return runs[0]
-
     def _run_workers(
         self, runs: Sequence[Run], cell: ReadyCell, observer: MachineObserver
     ) -> tuple[list[child_process.ProcessExit], Run | None]:
-        """Run the workers of a launch to their ends, while the machine is observed.
+        """Return the end of each run's process, and the run that had the turn last in a shared one.
 
-        Returns the end of each run's process, and the run whose arm had the turn last in a shared
-        process (None: it is unknown, or no process is shared).
+        None: no process is shared, or it is unknown.
         """
         arm = cell.arm(runs[0].arm)
         with SharedStatus() as status:
@@ -249,13 +232,13 @@ class ProcessLauncher:
                 on_tick=self._ticker(runs, [status], observer),
                 pass_fds=(status.fd,),
             )
-            return [ending] * len(runs), _turn_holder(runs, status)
+            turn = status.turn if len(runs) > 1 else None
+            holder = runs[turn] if turn is not None and turn < len(runs) else None
+            return [ending] * len(runs), holder
 
     def _ticker(
         self, runs: Sequence[Run], statuses: Sequence[SharedStatus], observer: MachineObserver
     ) -> Callable[[int], None]:
-        """Return a function that observes the machine and shows what the workers do."""
-
         def tick(pid: int) -> None:
             observer.sample(pid)
             self.progress.working(_work_text(runs, statuses))
@@ -267,10 +250,7 @@ class ProcessLauncher:
         return PythonEnvironment.of(arm.environment).command(self.command)
 
     def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
-        """Return notes on the arm that ran before this process and the idle seconds since then.
-
-        Remembers ``arm``, the last one of this process, for the next launch.
-        """
+        """Note which arm ran before this process, and the idle seconds since; remember ``arm``."""
         ended, previous = time.monotonic(), self._history.previous
         self._history.previous = (arm, ended)
         if previous is None:
@@ -291,13 +271,7 @@ class InProcessLauncher(ProcessLauncher):
 class LiveLauncher(ProcessLauncher):
     """``design.isolation=live``: a fresh process for each run; those of a launch take turns."""
 
-    works_while_suspended = False
-
-    def _together_notes(self, runs: Sequence[Run]) -> dict[str, Any]:
-        return {"together": [run.name for run in runs]}
-
-    def _log_owner(self, run: Run, runs: Sequence[Run]) -> Run:
-        return run
+    takes_turns = True
 
     def _run_workers(
         self, runs: Sequence[Run], cell: ReadyCell, observer: MachineObserver
@@ -314,7 +288,6 @@ class LiveLauncher(ProcessLauncher):
         statuses: Sequence[SharedStatus],
         tick: Callable[[], None],
     ) -> list[child_process.ProcessExit]:
-        """Run one process for each of ``runs``. The processes take turns."""
         commands = {
             run.arm: LiveCommand(
                 (*self._command(cell.arm(run.arm)), *_arguments([run], cell)),
@@ -327,14 +300,14 @@ class LiveLauncher(ProcessLauncher):
         }
         order = random.Random(f"labkit live turns/{cell.seed}/{runs[0].block}")
         engines = [_engine(cell.arm(run.arm)) for run in runs]
-        long = in_process_rules.use_servers(engines)
+        long = any(engine.name == "openai" for engine in engines)
         return turn_coordinator.run(
             commands,
             order=order,
             timeout_s=cell.design.timeout_s,
             on_tick=tick,
             slice_s=LONG_SLICE_S if long else SLICE_S,
-            load_together=not in_process_rules.size_pools_by_free_memory(engines),
+            load_together=in_process_rules.live_budget(engines) is None,
         )
 
 
@@ -350,7 +323,6 @@ class WorkerLauncher:
         progress: Progress | None = None,
         history: LaunchHistory | None = None,
     ) -> None:
-        progress = Progress() if progress is None else progress
         history = LaunchHistory() if history is None else history
         self._launchers = {
             isolation: kind(command, progress, history) for isolation, kind in LAUNCHERS.items()
@@ -377,26 +349,14 @@ LAUNCHERS: dict[Isolation, type[ProcessLauncher]] = {
 }
 
 
-def config_digest(arm: Arm) -> str:
-    """Return a hash of an arm's resolved config."""
-    text = json.dumps(arm.to_json()["config"], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _newest(arms: Sequence[Arm]) -> Arm:
-    """Return an arm whose options this version of labkit has: the last one under test.
-
-    An arm that is to run out of memory has no costs.
-    """
+    """Return an arm whose options this version of labkit has: the last one that has costs."""
     tested = (arm for arm in reversed(arms) if arm.role == "arm" and not arm.out_of_memory)
     return next(tested, arms[0])
 
 
 def _tree_state(arm: Arm) -> dict[str, Any]:
-    """Return the record's ``git_changes`` of an arm that imports labkit from a revision.
-
-    An exported revision has no uncommitted changes. Returns an empty dict for other arms.
-    """
+    """Return ``git_changes`` of an arm that imports labkit from a revision, which has none."""
     environment = PythonEnvironment.of(arm.environment)
     return {"git_changes": code_revision.CLEAN} if environment.replaces_labkit else {}
 
@@ -406,12 +366,6 @@ def _arguments(runs: Sequence[Run], cell: ReadyCell) -> Iterator[str]:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
     if runs[0].block == output_array_files.BLOCK:
         yield from ("--keep", str(cell.dir))
-
-
-def _turn_holder(runs: Sequence[Run], status: SharedStatus) -> Run | None:
-    """Return the run whose arm had the turn last; None if it is unknown or there is one run."""
-    turn = status.turn
-    return runs[turn] if turn is not None and len(runs) > 1 and turn < len(runs) else None
 
 
 def _work_text(runs: Sequence[Run], statuses: Sequence[SharedStatus]) -> str:

@@ -49,13 +49,11 @@ from labkit.machine.processes.same_core_pinning import ThreadPlacement
 from labkit.machine.worker_environment import TAKES_TURNS
 from labkit.workload.turn_order import Part, RandomTurnOrder
 
-# The seconds of a slice: as long as in one process. With chat on model=tiny (two cores, 24 or 64
-# requests), the paired differences of two arms varied from set to set by 2.2 % (root mean square,
-# four studies of six sets). With slices of 0.1 s they varied by 3.3 %.
+# Seconds of a slice, as in one process. The paired differences of two arms (chat, model=tiny, two
+# cores, four studies of six sets) varied by 2.2 % (root mean square), with 0.1 s by 3.3 %.
 SLICE_S = 0.03
-# The seconds of a slice if an arm is a server, a compromise. The first steps of a slice are slower:
-# with slices of 0.03, 0.05 and 0.1 s, a server of labkit had 4,000, 4,500 and 4,800 tok/s (a study
-# of five sets each). With longer slices, copies seem to vary more (docs/sensitivity.md).
+# If an arm is a server: its first steps are slower (4,000, 4,500 and 4,800 tok/s with 0.03, 0.05
+# and 0.1 s), and with longer slices, copies seem to vary more (docs/sensitivity.md).
 LONG_SLICE_S = 0.05
 TURNS_PER_PLACEMENT = 5
 
@@ -110,12 +108,10 @@ class LiveWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended."""
         return self.ending is None
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the process and of its descendants."""
         return self._child.tree.pids
 
     def send(self, ticker: Ticker, verb: str, value: Any = None) -> None:
@@ -199,6 +195,7 @@ class LiveWorker:
                 self._cleanup.release(pid)
 
 
+@dataclass
 class LiveSet:
     """The processes of one block; ``run`` grants all their turns.
 
@@ -206,22 +203,15 @@ class LiveSet:
     parameters are those of the function :func:`run`.
     """
 
-    def __init__(
-        self,
-        workers: Mapping[str, LiveWorker],
-        order: random.Random,
-        signals: InterruptSignals,
-        on_tick: Callable[[], None],
-        slice_s: float = SLICE_S,
-        load_together: bool = True,
-    ) -> None:
-        self._names = list(workers)
-        self._workers = list(workers.values())
-        self._order = order
-        self._signals = signals
-        self._on_tick = on_tick
-        self._slice_s = slice_s
-        self._load_together = load_together
+    workers: Mapping[str, LiveWorker]
+    order: random.Random
+    signals: InterruptSignals
+    on_tick: Callable[[], None]
+    slice_s: float = SLICE_S
+    load_together: bool = True
+
+    def __post_init__(self) -> None:
+        self._workers = list(self.workers.values())
         self._placement = ThreadPlacement()
         self._turns = [0] * len(self._workers)
         self._ticker = Ticker(self._tick)
@@ -239,7 +229,7 @@ class LiveSet:
             answers = self._take_stage(answers)
 
     def _load(self, arms: Sequence[int]) -> None:
-        for together in [arms] if self._load_together else [[arm] for arm in arms]:
+        for together in [arms] if self.load_together else [[arm] for arm in arms]:
             for arm in together:
                 self._send(arm, "load")
             for arm in together:
@@ -247,7 +237,7 @@ class LiveSet:
 
     def _greet(self) -> None:
         """Wait until all processes have started, and check that they use this protocol."""
-        for arm, (name, worker) in enumerate(zip(self._names, self._workers, strict=True)):
+        for arm, (name, worker) in enumerate(self.workers.items()):
             self._active_arm = arm
             if not worker.alive:
                 continue
@@ -262,10 +252,9 @@ class LiveSet:
         """Call ``on_tick``, and close workers that something has killed while they had no turn.
 
         A server that such a worker has started would otherwise stay stopped until the next turn.
-        A stage that takes more than a second does not delay ctrl-Z.
         """
-        self._signals.suspend_if_due()
-        self._on_tick()
+        self.signals.suspend_if_due()
+        self.on_tick()
         for arm, worker in enumerate(self._workers):
             if arm != self._active_arm:
                 worker.close_if_ended()
@@ -276,21 +265,16 @@ class LiveSet:
         return self._answer(arm)
 
     def _send(self, arm: int, verb: str, value: Any = None) -> None:
-        """Send a message to a worker, unless it has ended."""
         self._active_arm = arm
         if self._workers[arm].alive:
             self._workers[arm].send(self._ticker, verb, value)
 
     def _answer(self, arm: int) -> Message:
-        """Return a worker's answer; ``("ended", None)`` if it has ended."""
         worker, self._active_arm = self._workers[arm], arm
         return worker.answer(self._ticker) if worker.alive else ("ended", None)
 
     def _take_stage(self, answers: Mapping[int, Message]) -> dict[int, Message]:
-        """Run the stage that the workers are ready for, and return their next answers by arm.
-
-        Raises ``ProtocolError`` if the workers are ready for different stages.
-        """
+        """Run the stage that the workers are ready for, and return their next answers by arm."""
         values = {arm: value for arm, (_, value) in answers.items()}
         verbs = {verb for verb, _ in answers.values()}
         if verbs == {"parts"}:
@@ -313,7 +297,7 @@ class LiveSet:
         for name in names:
             arms = tuple(sorted(arm for arm in counts if name in counts[arm]))
             parts.append(Part(name, counts[arms[0]][name], arms))
-        for now in RandomTurnOrder(self._order).rounds(parts):
+        for now in RandomTurnOrder(self.order).rounds(parts):
             for arm, position in now.turns:
                 self._grant_turn(arm, [parts[now.part].name, position])
 
@@ -334,8 +318,8 @@ class LiveSet:
         def unfinished() -> list[int]:
             return [arm for arm in arms if self._workers[arm].alive and arm not in finished]
 
-        for arm in RandomTurnOrder(self._order).slices(unfinished):
-            answer = self._grant_turn(arm, self._slice_s)
+        for arm in RandomTurnOrder(self.order).slices(unfinished):
+            answer = self._grant_turn(arm, self.slice_s)
             if answer[0] != "done":
                 finished[arm] = answer
         self._release_threads()
@@ -352,7 +336,7 @@ class LiveSet:
         return {arm: self._ask(arm, "gathered", [gathered, first[arm]]) for arm in shuffled}
 
     def _shuffled(self, arms: Mapping[int, Any]) -> list[int]:
-        return self._order.sample(sorted(arms), len(arms))
+        return self.order.sample(sorted(arms), len(arms))
 
 
 def run(

@@ -27,28 +27,10 @@ from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.launch.run_launcher import RunLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress, format_duration
-from labkit.experiment.schedule.cell_manifest import (
-    LookAnalysis,
-    estimates_in_manifest,
-    refuse_changes,
-    write_arms,
-)
-from labkit.experiment.schedule.requests_per_run import (
-    UnitLimits,
-    allocate_units,
-    pilot_of,
-    pilot_runs,
-    unit_lines,
-)
+from labkit.experiment.schedule import cell_manifest, requests_per_run, time_allocation
+from labkit.experiment.schedule.requests_per_run import UnitLimits
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
-from labkit.experiment.schedule.time_allocation import (
-    LIKELY,
-    MIN_ROUNDS,
-    Allocation,
-    CaseShare,
-    CellPilot,
-    allocate,
-)
+from labkit.experiment.schedule.time_allocation import MIN_ROUNDS, Allocation, CaseShare, CellPilot
 from labkit.records import Record, StudyPath, write_json
 
 PILOT_SHARE, MIN_PILOT_S, MAX_PILOT_S = 0.08, 1.0, 8.0  # of the cell's time
@@ -64,19 +46,19 @@ class CellAllocator:
     run_first_block: Callable[[ReadyCell], Sequence[Record]]  # unless it is finished
     run_pilot_block: Callable[[ReadyCell, Sequence[Run]], Sequence[Record]]  # which does not count
     timing_lock: Callable[[], AbstractContextManager[None]]  # the host's
-    analysis: LookAnalysis | None = None  # judges the quality of scored texts
+    analysis: cell_manifest.LookAnalysis | None = None  # judges the quality of scored texts
 
     def allocated(self, cell: ReadyCell) -> ReadyCell:
         """Return the cell with its blocks, looks and rounds.
 
-        Raises ``ConfigError`` if the folder holds another cell. The message is one line.
+        Raises ``ConfigError`` if the folder holds another cell.
         """
         path = cell.dir / ALLOCATION
         if not cell.follows_time or (not path.exists() and (cell.dir / "cell.json").exists()):
             return cell  # an earlier version began it, with numbers of its own
         if not path.exists():
-            refuse_changes(cell)
-            write_arms(cell)
+            cell_manifest.refuse_changes(cell)
+            cell_manifest.write_arms(cell)
             with self.timing_lock():
                 if cell.counts_units:
                     data = self._units_piloted(cell)
@@ -104,7 +86,6 @@ class CellAllocator:
         return _contents(cell, allocation, pilot, left_s)
 
     def _units_piloted(self, cell: ReadyCell) -> dict[str, Any]:
-        """Run the pilot block, and return the contents of the allocation's file."""
         prepare_arms(cell, self.launcher)
         start, limits = time.monotonic(), UnitLimits.of(cell)
         self.progress.note(f"pilot: what {limits.noun}s cost here, and how much they vary")
@@ -126,16 +107,15 @@ class CellAllocator:
     def _pilot_block(
         self, cell: ReadyCell, count: int, limits: UnitLimits
     ) -> tuple[CellPilot | None, Sequence[Record]]:
-        records = self.run_pilot_block(*pilot_runs(cell, count))
-        return pilot_of(records, count, limits.together), records
+        records = self.run_pilot_block(*requests_per_run.pilot_runs(cell, count))
+        return requests_per_run.pilot_of(records, count, limits.together), records
 
     def _windows_looked_at(
         self, cell: ReadyCell, limits: UnitLimits
     ) -> tuple[CellPilot | None, UnitLimits, Sequence[Record]]:
-        """Score windows until the limits on quality are decided, at declared looks.
+        """Score windows until a declared look decides the limits on quality: so many a run has.
 
-        Runs score as many windows: all if no earlier look decides the limits. Returns the records
-        of all looks, too.
+        Returns the records of all looks, too.
         """
         assert self.analysis is not None, "cells with looks are run with an analysis"
         looks, names = window_looks(limits.total), [arm.name for arm in cell.arms]
@@ -151,7 +131,6 @@ class CellAllocator:
         return pilot, limits.fixed(limits.total), all_records
 
     def _timed(self, cell: ReadyCell) -> dict[str, Any]:
-        """Time the first block, and return the contents of the allocation's file."""
         prepare_arms(cell, self.launcher)
         records = self.run_first_block(cell)
         blocks = cell.design.blocks
@@ -175,7 +154,7 @@ class CellAllocator:
 def prepare_arms(cell: ReadyCell, launcher: RunLauncher) -> ReadyCell:
     """Prepare a cell's arms, whatever their numbers will be, and return the cell so prepared."""
     fixed = cell.with_fixed_numbers
-    write_arms(fixed)
+    cell_manifest.write_arms(fixed)
     launcher.prepare(fixed)
     return fixed
 
@@ -190,8 +169,10 @@ def allocation_of(
     blocks = None if cell.blocks_from_time else cell.design.blocks
     if cell.counts_units and time_s is not None:
         limits = limits or UnitLimits.of(cell)
-        return allocate_units(pilot, cell.design, cell.tested_arms, time_s, limits, blocks)
-    return allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
+        return requests_per_run.allocate_units(
+            pilot, cell.design, cell.tested_arms, time_s, limits, blocks
+        )
+    return time_allocation.allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
 
 
 def blocks_within(cell: ReadyCell, block_s: float) -> Allocation:
@@ -221,8 +202,7 @@ def earlier_limits(cell: ReadyCell, cell_dir: StudyPath) -> UnitLimits | None:
 def with_allocation(cell: ReadyCell) -> ReadyCell:
     """Return a cell with the allocation in its folder; the cell itself if there is none.
 
-    Raises ``ConfigError`` if the file was made for another ``design.time``, or is damaged. The
-    message is one line.
+    Raises ``ConfigError`` if the file was made for another ``design.time``, or is damaged.
     """
     path = cell.dir / ALLOCATION
     if not cell.follows_time or not path.exists():
@@ -247,7 +227,7 @@ def with_allocation(cell: ReadyCell) -> ReadyCell:
     pilot = CellPilot.from_json(data["pilot"]) if piloted else None
     plans = {start: _block_plan(shares, pilot, start) for start in sorted(starts)}
     out_of_reach = {share.case: share.needed_s for share in shares if share.blocks < blocks}
-    estimates = estimates_in_manifest(cell) or out_of_reach
+    estimates = cell_manifest.estimates_in_manifest(cell) or out_of_reach
     return replace(
         cell,
         design=design,
@@ -308,13 +288,10 @@ def looks_of(cell: ReadyCell, blocks: int) -> list[PlannedLook]:
 
 
 def _of_all_arms(pilot: CellPilot, cell: ReadyCell) -> CellPilot:
-    """Return the costs of a block, given those of its pilot process.
-
-    The pilot of arms in processes of their own has one arm.
-    """
+    """Return the costs of a block, given those of its pilot process."""
     if cell.design.isolation is Isolation.in_process:
         return pilot
-    arms = len(cell.arms) * cell.design.runs_per_block
+    arms = len(cell.arms) * cell.design.runs_per_block  # the pilot's process had one of them
     return pilot.for_share(arms, starts=arms)
 
 
@@ -331,7 +308,8 @@ def lines_of(
     # Separate processes vary by more than a pilot sees, and how much is each machine's own.
     forecasts = cell.design.isolation is not Isolation.process
     if cell.counts_units:
-        return unit_lines(allocation, limits or UnitLimits.of(cell), time_s, forecasts)
+        limits = limits or UnitLimits.of(cell)
+        return requests_per_run.unit_lines(allocation, limits, time_s, forecasts)
     return _allocation_lines(allocation, time_s, forecasts)
 
 
@@ -340,10 +318,10 @@ def _allocation_lines(
 ) -> Iterator[str]:
     """Yield what will be decided, and which cases are out of reach, one line each."""
     cases, blocks = allocation.cases, allocation.blocks
-    likely = [share for share in cases if share.p_decided >= LIKELY]
+    likely = [share for share in cases if share.p_decided >= time_allocation.LIKELY]
     decided = (
         f"{len(likely)} of {count_text(len(cases), 'row')} are expected to be decided if the arms "
-        f"do not differ ({LIKELY:.0%} or more each)"
+        f"do not differ ({time_allocation.LIKELY:.0%} or more each)"
     )
     yield (
         f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "

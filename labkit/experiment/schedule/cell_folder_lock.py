@@ -58,7 +58,6 @@ def cell_lock(
 
 
 def _slurm_job(environ: Mapping[str, str]) -> str | None:
-    """Return the name of the Slurm job that this process belongs to, or None."""
     if "SLURM_JOB_ID" not in environ:
         return None
     array = environ.get("SLURM_ARRAY_JOB_ID")
@@ -80,7 +79,6 @@ def _cause(error: BaseException) -> str:
 def _lock(
     cell_dir: Path, on_wait: OnWait, check: Callable[[], None], poll_s: float
 ) -> Iterator[int]:
-    """Wait for the lock of a cell's session file, hold it, and yield the file's descriptor."""
     path = session_path(cell_dir)
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -3,9 +3,7 @@
 The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study ends
 early only at a predeclared look at which every comparison is decided. The looks, and the share of
 alpha that each spends, are fixed before the first run (:class:`labkit.config.PlannedLook`);
-:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis of cells
-is in a package above this one, so what analyses at a look is a parameter
-(``LookAnalysis``).
+:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound.
 """
 
 from __future__ import annotations
@@ -54,21 +52,16 @@ FIXED_DESIGN_KEYS = (
 
 
 class LookAnalysis(Protocol):
-    """Analyses a cell's folder at an interim look."""
+    """Analyses a cell at a look: :class:`labkit.analysis.studies.study_analysis.AnalysisCache`."""
 
-    def undecided_cases(self, cell_dir: Path) -> Collection[str]:
-        """Return the cases that have a primary row without a verdict."""
-
+    def undecided_cases(self, cell_dir: Path) -> Collection[str]: ...
     def limits_decided(
         self, arms: Sequence[str], records: Sequence[Record], limits: Mapping[str, float]
-    ) -> bool:
-        """Return whether a look at scored texts decides all limits on the arms' quality."""
-
-    def possibly_best(self, cell_dir: Path) -> Sequence[str]:
-        """Return the arms of a sweep that may be the best."""
-
-    def decided_rows(self, cell_dir: Path, cases: Collection[str]) -> Sequence[Mapping[str, str]]:
-        """Return the fields of a ``DecidedRow`` for each arm in each row of decided cases."""
+    ) -> bool: ...
+    def possibly_best(self, cell_dir: Path) -> Sequence[str]: ...
+    def decided_rows(
+        self, cell_dir: Path, cases: Collection[str]
+    ) -> Sequence[Mapping[str, str]]: ...
 
 
 def _exists(cell: ReadyCell) -> bool:
@@ -76,7 +69,6 @@ def _exists(cell: ReadyCell) -> bool:
 
 
 def _old_design(cell: ReadyCell) -> Mapping[str, Any]:
-    """Return the design in the cell's manifest, or an empty mapping if there is no manifest."""
     design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
     return design
 
@@ -115,7 +107,7 @@ def _new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
             **({"units": cell.units} if cell.units is not None else {}),
             **({"quality_confidence": LOOK_CONFIDENCE} if cell.window_looks else {}),
         },
-        "identity": cell.identity,
+        "identity": cell.arms[0].identity,
         "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
         "rows": [],
         "failures": [],
@@ -148,8 +140,7 @@ def write_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> None:
 def refuse_changes(cell: ReadyCell) -> None:
     """Check that the cell's folder does not hold different arms or a different design.
 
-    Raises ``ConfigError`` if the folder differs (only ``design.blocks`` may grow), or it holds a
-    link. The message is one line with the first difference.
+    Raises ``ConfigError`` if it does (only ``design.blocks`` may grow), or it holds a link.
     """
     refuse_links((cell.dir, *cell.dir.rglob("*")))
     if not (cell.dir / "arms").is_dir() and not _exists(cell):
@@ -163,10 +154,7 @@ def refuse_changes(cell: ReadyCell) -> None:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Refuse a study's files or folders that are links: they lead to files of somebody else.
-
-    Raises ``ConfigError`` if one is a link. The message is one line.
-    """
+    """Raise ``ConfigError`` if a study's file or folder is a link: to a file of somebody else."""
     for path in paths:
         if path.is_symlink():
             raise ConfigError(
@@ -176,7 +164,6 @@ def refuse_links(paths: Iterable[Path]) -> None:
 
 
 def _difference(cell: ReadyCell) -> str | None:
-    """Return the first difference of arms or design from those in the cell's folder, or None."""
     if _is_lost(cell):
         return "cell.json was lost, and with it the declared design; restore it from a copy"
     old = {arm.name: arm for arm in read_arms(cell.dir)}
@@ -190,8 +177,7 @@ def _difference(cell: ReadyCell) -> str | None:
         if name not in old:
             return f"arm {name} was added"
         before, now = (_comparable(arms[name], defaults) for arms in (old, new))
-        change = first_difference(before, now) or _changed_input(old[name], new[name])
-        if change:
+        if change := first_difference(before, now) or _changed_input(old[name], new[name]):
             return f"arm {name}: {change}"
     return _design_difference(cell)
 
@@ -218,11 +204,8 @@ def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _changed_input(old: Arm, new: Arm) -> str | None:
-    """Return the first of an arm's files that differs from the file it began with, or None.
-
-    Studies of older versions have no digests.
-    """
-    if not old.inputs:
+    """Return the first of an arm's files that differs from the file it began with, or None."""
+    if not old.inputs:  # an older version began it
         return None
     files = named_as_begun(old, input_digests(new.config, new.environment))
     for name in sorted(old.inputs.keys() | files.keys()):
@@ -236,10 +219,7 @@ def _changed_input(old: Arm, new: Arm) -> str | None:
 
 
 def refuse_changed_inputs(cell: ReadyCell) -> None:
-    """Check that no file which an arm reads has changed since the cell began.
-
-    Raises ``ConfigError`` if a file differs. The message is one line.
-    """
+    """Raise ``ConfigError`` if a file that an arm reads has changed since the cell began."""
     arms = {arm.name: arm for arm in read_arms(cell.dir)}
     for arm in cell.arms:
         change = _changed_input(arms[arm.name], arm) if arm.name in arms else None
@@ -256,20 +236,22 @@ def _design_difference(cell: ReadyCell) -> str | None:
     if old.get("blocks", 0) > new["blocks"]:
         return (
             f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
-            f"{_older_blocks('blocks', cell, old)}"
+            f" (set design.blocks={_last_block(old)} to continue this study)"
         )
     return None
 
 
-def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
-    """Return a hint if the cell may have been begun by an earlier version, else an empty string.
+def _last_block(design: Mapping[str, Any]) -> int:
+    """Return the number of blocks of a manifest's design, not only those up to its next look."""
+    looks = design.get("looks")
+    return int(looks[-1]["blocks"] if looks else design.get("blocks", 0))
 
-    If arms took turns, earlier versions ran twice as many blocks as ``design.blocks``.
-    """
-    blocks, looks = cell.design.blocks, old.get("looks")
-    end = looks[-1]["blocks"] if looks else old.get("blocks")
+
+def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
+    """Return a hint if an earlier version may have begun the cell, with twice ``design.blocks``."""
+    blocks, end = cell.design.blocks, _last_block(old)
     doubled = end == resumed_legacy_cell.RUNS_PER_BLOCK * blocks
-    if key not in ("blocks", "looks") or not cell.design.isolation.takes_turns or not doubled:
+    if key != "looks" or not cell.design.isolation.takes_turns or not doubled:
         return ""
     return (
         f" (if an older version of labkit began this study with design.blocks={blocks}, set "
@@ -296,8 +278,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
                 return f"{key_path} was {old[key]}, now it is not set"
             if key not in old:
                 return f"{key_path} was not set, now {new[key]}"
-            change = first_difference(old[key], new[key], key_path)
-            if change:
+            if change := first_difference(old[key], new[key], key_path):
                 return change
         return None
     if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
@@ -361,9 +342,8 @@ def write_arms(cell: ReadyCell) -> None:
 def blocks_when_shown(cell: ReadyCell) -> list[int]:
     """Return the numbers of blocks after which the cell's results were shown.
 
-    The analysis adds a number to ``cell.json`` when it writes the results of a finished cell. An
-    older manifest may have results but no such numbers. Its results count as shown after its last
-    block.
+    The analysis adds a number to ``cell.json`` when it writes the results of a finished cell; those
+    of an older manifest without numbers count as shown after its last block.
     """
     if not _exists(cell):
         return []
@@ -402,12 +382,10 @@ def take_interim_look(
 ) -> bool:
     """Take the look after ``blocks`` blocks, if the design has one; return whether the cell ends.
 
-    The cell ends if no case that is still measured is undecided. The look lists the decided ones,
-    which stop, and those that were only estimated, which it has not tested. With
-    ``design.eliminate``, arms that cannot be the best are dropped. The look lists the remaining
-    arms, always with the baseline and the control. The result is added to ``cell.json``.
-    A look is taken only if no later block has been run. If an earlier command ran later blocks,
-    the look's recorded result stays.
+    The cell ends if no case that is still measured is undecided. The look, which is added to
+    ``cell.json``, lists the decided ones, which stop, those that were only estimated, which it has
+    not tested, and with ``design.eliminate`` the arms that may be the best, baseline and control.
+    If an earlier command ran later blocks, the look's recorded result stays.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
@@ -423,7 +401,6 @@ def take_interim_look(
     manifest = read_cell(cell.dir)
     old_looks = manifest["design"].get("looks_taken")
     taken = [item for item in old_looks or [] if item["blocks"] < blocks]
-    stopped = measured - running
     decided = not running
     result: dict[str, Any] = {"blocks": look.blocks, "alpha": look.alpha, "decided": decided}
     if estimates:
@@ -431,7 +408,8 @@ def take_interim_look(
     if cell.design.eliminate and not decided and not last:
         result["kept"] = _remaining_arms(cell, taken, analysis)
     if plan is not None and not decided and not last:
-        result["stopped"] = sorted(cell.rows_of(stopped - _stopped_cases(cell, taken)))
+        stopped = measured - running - _stopped_cases(cell, taken)
+        result["stopped"] = sorted(cell.rows_of(stopped))
     taken.append(result)
     if old_looks != taken:
         manifest["design"]["looks_taken"] = taken
@@ -460,6 +438,12 @@ def _stopped_cases(cell: ReadyCell, taken: Iterable[Mapping[str, Any]]) -> set[s
 
 
 def ended_at_look(cell: ReadyCell) -> int | None:
-    """Return the number of blocks after which a look has ended the cell; None: none has."""
+    """Return the number of blocks after which a look has ended the cell; None: none has.
+
+    A last look ends nothing any longer once it has moved, because ``design.blocks`` grew.
+    """
     taken = _old_design(cell).get("looks_taken", [])
-    return int(taken[-1]["blocks"]) if taken and taken[-1]["decided"] else None
+    if not taken or not taken[-1]["decided"]:
+        return None
+    blocks = int(taken[-1]["blocks"])
+    return blocks if any(look.blocks == blocks for look in cell.design.looks) else None

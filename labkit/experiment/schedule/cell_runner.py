@@ -27,22 +27,9 @@ from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import DecidedRow, Progress
+from labkit.experiment.schedule import cell_manifest
 from labkit.experiment.schedule.blocks_per_cell import CellAllocator, planner_of, prepare_arms
 from labkit.experiment.schedule.cell_folder_lock import cell_lock
-from labkit.experiment.schedule.cell_manifest import (
-    LookAnalysis,
-    ended_at_look,
-    estimates_in_manifest,
-    exploratory_warning,
-    kept_arms,
-    refuse_changed_inputs,
-    refuse_changes,
-    stopped_cases,
-    take_interim_look,
-    write_arms,
-    write_estimates,
-    write_manifest,
-)
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
 from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
@@ -71,7 +58,7 @@ def run_cell(
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
-    analysis: LookAnalysis | None = None,
+    analysis: cell_manifest.LookAnalysis | None = None,
 ) -> CellOutcome:
     """Run the missing runs of a cell, while holding the cell's lock.
 
@@ -119,7 +106,7 @@ class _BlockRunner:
     launcher: RunLauncher
     progress: Progress
     signals: InterruptSignals
-    analysis: LookAnalysis | None = None
+    analysis: cell_manifest.LookAnalysis | None = None
 
     def run_blocks(
         self,
@@ -134,12 +121,13 @@ class _BlockRunner:
             self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
             held.callback(self.progress.end)
             for end in cell.stopping_points:
-                write_manifest(cell, end)
                 due = [block for block in blocks if _index(block) < end]
                 blocks = blocks[len(due) :]  # blocks are in order, so the due ones come first
-                if due and not holds_timing_lock:
-                    if refusal := _another_host(cell, records):
-                        raise StudyError(refusal)
+                begins = bool(due) and not holds_timing_lock
+                if begins and (refusal := _another_host(cell, records)):
+                    raise StudyError(refusal)
+                cell_manifest.write_manifest(cell, end)
+                if begins:
                     held.enter_context(self.timing_lock())
                     holds_timing_lock = True
                 if due:
@@ -157,7 +145,7 @@ class _BlockRunner:
                         limit.block_ended(sum(record.suspended_s for record in ended))
                     if _index(block) == output_array_files.BLOCK:
                         output_array_files.drop_equal(cell.dir, records)
-                if take_interim_look(cell, end, records, self.analysis):
+                if cell_manifest.take_interim_look(cell, end, records, self.analysis):
                     self._note_decided(end)
                     break
                 self._note_stopped(end)
@@ -169,11 +157,11 @@ class _BlockRunner:
         self.progress.note(
             f"blocks take longer than planned: {blocks} instead of {self.cell.design.blocks}"
         )
-        take_interim_look(ended, blocks, records, self.analysis)
+        cell_manifest.take_interim_look(ended, blocks, records, self.analysis)
 
     def _note_decided(self, blocks: int) -> None:
         decided = "has one best setting" if self.cell.sweep else "is decided"
-        estimated = estimates_in_manifest(self.cell)
+        estimated = cell_manifest.estimates_in_manifest(self.cell)
         rows = "row that was still measured" if estimated else "primary row"
         self.progress.note(
             f"every {rows} {decided} at the look after {count_text(blocks, 'block')}"
@@ -182,15 +170,14 @@ class _BlockRunner:
     def _note_stopped(self, blocks: int) -> None:
         """Show the rows that the look has decided; they are not measured any longer."""
         cell, plan = self.cell, self.cell.plan(blocks)
-        before, decided = (stopped_cases(cell, count) for count in (blocks - 1, blocks))
-        stopped = decided - before
+        decided = cell_manifest.stopped_cases(cell, blocks)
+        stopped = decided - cell_manifest.stopped_cases(cell, blocks - 1)
         if stopped and self.analysis is not None:
             waiting = [] if plan is None else [case for case in plan.rounds if case not in decided]
             rows = self.analysis.decided_rows(cell.dir, cell.rows_of(stopped))
             self.progress.rows_decided([DecidedRow(**row) for row in rows], waiting)
 
     def _without_dropped_arms(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """Return the blocks to run without the arms that looks have dropped."""
         if not self.cell.design.eliminate:
             return blocks
         left = {_index(block) for block in blocks}
@@ -212,8 +199,7 @@ class _BlockRunner:
             self.progress.end()
 
     def run_pilot_block(self, cell: ReadyCell, runs: Block) -> list[Record]:
-        """Run a block whose records are not kept."""
-        write_arms(cell)
+        cell_manifest.write_arms(cell)
         _move_unpublished_files(cell)
         records = list[Record]()
         for together in _runs_by_process(runs, cell.design.isolation):
@@ -233,11 +219,11 @@ class _BlockRunner:
         ``earlier``: the records of the blocks before it that this command has run.
         """
         records: list[Record] = []
-        refuse_changed_inputs(self.cell)
+        cell_manifest.refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
         plan = self._plan(block, planner)
         cell = cell.with_fixed_numbers if plan is None else cell.with_plan(plan)
-        write_arms(cell)
+        cell_manifest.write_arms(cell)
         for runs in _runs_by_process(block, self.cell.design.isolation):
             self.signals.check()
             self.progress.started(runs)
@@ -266,16 +252,16 @@ class _BlockRunner:
 
     def _plan(self, block: Block, planner: RoundPlanner | None) -> BlockPlan | None:
         """Return a block's plan, and write which cases are out of reach; None: fixed sizes."""
-        plan, stopped = self.cell.plan(_index(block)), stopped_cases(self.cell, _index(block))
+        index = _index(block)
+        plan, stopped = self.cell.plan(index), cell_manifest.stopped_cases(self.cell, index)
         if planner is None:
             return None if plan is None else plan.without(stopped)
-        planned = planner.plan(_index(block), stopped, len({run.arm for run in block}))
-        write_estimates(self.cell, planner.estimates)
+        planned = planner.plan(index, stopped, len({run.arm for run in block}))
+        cell_manifest.write_estimates(self.cell, planner.estimates)
         return planned
 
     def _show(self, record: Record) -> None:
-        compiled = record.notes.get("compiles", {}).get("measure", 0)
-        if compiled:
+        if compiled := record.notes.get("compiles", {}).get("measure", 0):
             kernels = "1 kernel was" if compiled == 1 else f"{compiled} kernels were"
             self.progress.note(f"{record.run}: {kernels} compiled while measuring")
         self.progress.run_ended(record)
@@ -286,10 +272,7 @@ def _index(block: Block) -> int:
 
 
 def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
-    """Return the runs that are launched together: the block's runs if arms take turns.
-
-    Otherwise every run is launched alone.
-    """
+    """Return the runs that are launched together: each alone, or a block's if arms take turns."""
     return [[run] for run in block] if isolation is Isolation.process else [block]
 
 
@@ -299,13 +282,13 @@ def warnings_before(cell: ReadyCell) -> list[str]:
     for block in _scheduled_blocks(cell):
         status = _block_status(block, cell, redo_failed=False)
         finished += status.records if status.run_reason is None else []
-    said = exploratory_warning(cell), _another_host(cell, finished)
+    said = cell_manifest.exploratory_warning(cell), _another_host(cell, finished)
     return [line for line in said if line is not None]
 
 
 def unfinished(cell: ReadyCell, *, redo_failed: bool = False) -> list[Run]:
     """Return the runs that :func:`run_cell` would do, without changing anything."""
-    if ended_at_look(cell) and not redo_failed:
+    if cell_manifest.ended_at_look(cell) and not redo_failed:
         return []
     return [
         run
@@ -316,14 +299,12 @@ def unfinished(cell: ReadyCell, *, redo_failed: bool = False) -> list[Run]:
 
 
 def _scheduled_blocks(cell: ReadyCell) -> list[Block]:
-    runs = cell.schedule_after_looks(kept_arms(cell))
+    runs = cell.schedule_after_looks(cell_manifest.kept_arms(cell))
     return [list(block) for _, block in groupby(runs, key=lambda run: run.block)]
 
 
 @dataclass(frozen=True)
 class _BlockStatus:
-    """A block's records so far."""
-
     records: list[Record]
     run_reason: str | None  # why the block must run (again); None if it is finished
 
@@ -348,25 +329,21 @@ def _prepare_blocks(
 ) -> tuple[list[Block], list[Record]]:
     """Check the cell's folder, move leftovers aside, and write the manifest.
 
-    Returns the blocks to run, and the records of the finished blocks.
-
-    Raises
-    ------
-    StudyError
-        Blocks are missing, and those that exist are from another host. Nothing was changed.
+    Returns the blocks to run, and the records of the finished blocks. Raises ``StudyError``, and
+    changes nothing, if the cell cannot be continued on this host.
     """
-    refuse_changes(cell)
+    cell_manifest.refuse_changes(cell)
     blocks = _scheduled_blocks(cell)
     statuses = [_block_status(block, cell, redo_failed) for block in blocks]
     records = [record for s in statuses if s.run_reason is None for record in s.records]
     due = [(b, s.run_reason) for b, s in zip(blocks, statuses, strict=True) if s.run_reason]
-    end = ended_at_look(cell)  # later blocks do not run
+    end = cell_manifest.ended_at_look(cell)  # later blocks do not run
     runs = any(end is None or _index(block) < end for block, _ in due)
     if runs and (refusal := _another_host(cell, records)):
         raise StudyError(refusal)
-    if warning := exploratory_warning(cell):
+    if warning := cell_manifest.exploratory_warning(cell):
         progress.note(warning)
-    write_manifest(cell, cell.stopping_points[0])
+    cell_manifest.write_manifest(cell, cell.stopping_points[0])
     _move_unpublished_files(cell)
     for block, reason in due:
         _abandon_block(block, cell, progress, reason)
@@ -408,7 +385,6 @@ def _another_host(cell: ReadyCell, records: Sequence[Record]) -> str | None:
 
 @contextmanager
 def _disk_errors_as_one_line(cell: ReadyCell) -> Iterator[None]:
-    """Convert file-system errors in the body to a :class:`StudyError` with a one-line message."""
     try:
         yield
     except CacheError as error:

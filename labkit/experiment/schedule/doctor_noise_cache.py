@@ -16,15 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from labkit import records
 from labkit.machine import cache_dir
 from labkit.machine.facts import fingerprint
-from labkit.records import (
-    MACHINE_FIELDS,
-    SCHEMA_VERSION,
-    RecordError,
-    machine_difference,
-    read_json,
-)
+from labkit.records import RecordError
 
 FILE_NAME = "doctor.json"
 PILOTS_VERSION = 1  # version of the data under the file's key ``sights``
@@ -54,7 +49,6 @@ class PilotNoise:
     separate_s: float  # wall seconds of a process with one arm
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         deviations = (self.interleaved_sd, self.separate_sd)
         seconds = (self.interleaved_s, self.separate_s)
         if not all(map(math.isfinite, (*deviations, *seconds))):
@@ -94,8 +88,8 @@ def save(
     kind of workload (``kernels``, ``requests``); unmeasured kinds are absent.
     """
     data = {
-        "schema_version": SCHEMA_VERSION,
-        "machine": {name: machine.get(name) for name in MACHINE_FIELDS},
+        "schema_version": records.SCHEMA_VERSION,
+        "machine": {name: machine.get(name) for name in records.MACHINE_FIELDS},
         "cv_pct": max(float(noise["matmul_cv_pct"]), float(noise["bandwidth_cv_pct"])),
         "sights": {
             "version": PILOTS_VERSION,
@@ -139,6 +133,6 @@ def _load() -> Mapping[str, Any]:
 
 @lru_cache(1)  # a plan asks several times for each of its cells
 def _measured(path: Path, written_ns: int) -> Mapping[str, Any]:
-    data = read_json(path)
-    other = machine_difference(data["machine"], fingerprint.take())
+    data = records.read_json(path)
+    other = records.machine_difference(data["machine"], fingerprint.take())
     return data if other is None else {}

@@ -68,7 +68,6 @@ class StudyHistory:
 
     @cached_property
     def _cells(self) -> Sequence[MeasuredCell]:
-        """The cells of this kind of machine."""
         cells, this_machine = [], fingerprint.take()
         patterns = ["*/" * depth + "cell.json" for depth in range(1, 5)]
         files = {path for root in self._roots for one in patterns for path in root.glob(one)}
@@ -103,10 +102,7 @@ def has_arms(folder: StudyPath, arms: Sequence[Arm]) -> bool:
 
 
 def _has(options: Any, old: Any) -> bool:
-    """Return whether options have all values of old ones.
-
-    A record lacks the options that nothing read, and those that came after it.
-    """
+    """Return whether options have all values of old ones, which lack some of today's."""
     if not isinstance(options, dict) or not isinstance(old, dict):
         return bool(options == old)
     return all(key in options and _has(options[key], value) for key, value in old.items())

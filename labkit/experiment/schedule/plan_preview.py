@@ -15,17 +15,7 @@ from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
-from labkit.experiment.schedule import noise_history, power_forecast
-from labkit.experiment.schedule.blocks_per_cell import (
-    allocated_block_s,
-    allocation_of,
-    blocks_within,
-    earlier_limits,
-    earlier_pilot,
-    lines_of,
-    looks_of,
-    with_allocation,
-)
+from labkit.experiment.schedule import blocks_per_cell, noise_history, power_forecast
 from labkit.experiment.schedule.cell_manifest import kept_arms
 from labkit.experiment.schedule.cell_runner import unfinished, warnings_before
 from labkit.experiment.schedule.noise_history import StudyHistory
@@ -33,8 +23,7 @@ from labkit.machine import cache_dir
 from labkit.machine.facts import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm, StudyPath
 from labkit.records.metric_registry import METRICS
-from labkit.workload.measurement import Estimate
-from labkit.workload.workload_protocols import START_SECONDS
+from labkit.workload.workload_protocols import START_SECONDS, Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,14 +45,11 @@ class CellPlan:
     """A cell's schedule and estimates, and lines of text for the plan."""
 
     cell: ReadyCell
+    composed: ComposedCell
     to_run: int  # the number of runs not done yet
     seconds: float  # estimated wall time of these
     bytes: int  # estimated, of the largest run or, if arms take turns, of a block's arms together
     measured_in: str | None  # the earlier cell that gave ``seconds``; None if a model of cost did
-    detectable_effect: str
-    one_minute: str | None  # None for the cell that ``design.confirm`` adds
-    start_up: str
-    separate_processes_reason: str | None  # None if the arms share a process
     timing: tuple[str, ...]  # what follows from ``design.time``, if something does
     warnings: tuple[str, ...]
 
@@ -79,15 +65,11 @@ def _schedule(cell: ReadyCell) -> list[Run]:
 
 def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
     """Plan a cell and, if declared, the cell that confirms it. Nothing is run."""
-    cell, *confirming = to_cells(composed, out / composed.name)
-    first = _plan(cell, composed, history, power_forecast.one_minute_line(composed, history))
-    return [first, *(_plan(other, composed, history, None) for other in confirming)]
+    return [_plan(cell, composed, history) for cell in to_cells(composed, out / composed.name)]
 
 
-def _plan(
-    cell: ReadyCell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
-) -> CellPlan:
-    cell, timing = _timing(with_allocation(cell), composed, history)
+def _plan(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> CellPlan:
+    cell, timing = _timing(blocks_per_cell.with_allocation(cell), composed, history)
     arms = {id(arm): arm for arm in composed.experiments.values()}  # the control is the baseline
     estimates = {key: workload.estimate(arm) for key, arm in arms.items()}
     costs = {name: estimates[id(arm)] for name, arm in composed.experiments.items()}
@@ -100,21 +82,18 @@ def _plan(
         seconds = _modelled_s(cell, costs, to_run)
     else:
         seconds *= len(to_run)
-    if cell.timed and (block_s := allocated_block_s(cell)):
+    if cell.timed and (block_s := blocks_per_cell.allocated_block_s(cell)):
         seconds, measured_in = block_s * len({run.block for run in to_run}), None
     if timing is not None and timing.seconds is not None:
         timing = timing.at_least(_fewest_s(cell, costs), cell)
         seconds, measured_in = timing.seconds or 0.0, timing.folder
     return CellPlan(
         cell=cell,
+        composed=composed,
         to_run=len(to_run),
         seconds=seconds,
         bytes=combine(cost.bytes for cost in costs.values()),
         measured_in=None if measured_in is None else history.source(measured_in),
-        detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
-        one_minute=one_minute,
-        start_up=power_forecast.start_up_line(cell, composed, history),
-        separate_processes_reason=composed.separate_processes_reason,
         timing=tuple(_unlimited(cell, seconds)) if timing is None else timing.lines,
         warnings=(
             *(warnings_before(cell) if begun and to_run else ()),
@@ -160,19 +139,20 @@ def _timing(
     time_s = cell.design.time
     for folder, manifest in history.studies(composed, cell.design.isolation):
         share = len(cell.arms) / len(manifest["arms"])
-        pilot = earlier_pilot(folder) if cell.rounds_from_time else None
+        pilot = blocks_per_cell.earlier_pilot(folder) if cell.rounds_from_time else None
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:
             starts = 1.0 if cell.design.isolation is Isolation.in_process else share
-            limits = earlier_limits(cell, folder)
-            allocation = allocation_of(cell, pilot.for_share(share, starts), time_s, limits)
-            lines = tuple(lines_of(cell, allocation, time_s))
+            limits = blocks_per_cell.earlier_limits(cell, folder)
+            pilot = pilot.for_share(share, starts)
+            allocation = blocks_per_cell.allocation_of(cell, pilot, time_s, limits)
+            lines = tuple(blocks_per_cell.lines_of(cell, allocation, time_s))
         elif block_s is not None and not cell.rounds_from_time and time_s is not None:
-            allocation = blocks_within(cell, share * block_s)
+            allocation = blocks_per_cell.blocks_within(cell, share * block_s)
             lines = (f"a block takes {share * block_s:.2g} s",)
         else:
             continue
-        looks = looks_of(cell, allocation.blocks)
+        looks = blocks_per_cell.looks_of(cell, allocation.blocks)
         design = replace(cell.design, blocks=allocation.blocks, looks=looks)
         if cell.blocks_from_time:
             cell = replace(cell, design=design)
@@ -225,7 +205,6 @@ def _fewest_s(cell: ReadyCell, costs: Mapping[str, Estimate]) -> float:
 
 
 def _modelled_s(cell: ReadyCell, costs: Mapping[str, Estimate], runs: Collection[Run]) -> float:
-    """Return the seconds of runs by the workload's own estimate of each."""
     seconds = sum(costs[run.arm].seconds for run in runs)
     if cell.design.isolation is not Isolation.in_process:
         return seconds
@@ -247,12 +226,9 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
 def print_plan(
     composed: Sequence[ComposedCell], history: StudyHistory, out: Path, written: Sequence[Path]
 ) -> float:
-    """Print every cell's schedule and estimates, and the cache entries written for them.
+    """Print every cell's schedule and estimates; return the estimated seconds.
 
-    Returns the estimated seconds.
-
-    ``written``: the entries of the cache that composing and planning the cells has written
-    (:func:`labkit.machine.cache_dir.recorded_entries`).
+    ``written``: the entries of the cache that composing and planning the cells has written.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -265,7 +241,7 @@ def print_plan(
         for line in _question_lines(plan.cell):
             console.print(escape(line))
         console.print(_schedule_table(plan.cell))
-        for line in _plan_lines(plan):
+        for line in _plan_lines(plan, history):
             console.print(escape(line))
         console.print()
     total = sum(plan.seconds for plan in plans)
@@ -276,7 +252,6 @@ def print_plan(
 
 
 def _written_line(written: Sequence[Path]) -> str:
-    """Return the plan's last line, on the files that planning has written to the cache."""
     if not written:
         return "plan=true: nothing was run, nothing was written"
     sizes = (f"{path} ({cache_dir.entry_bytes(path) / 1e6:.1f} MB)" for path in written)
@@ -287,7 +262,6 @@ def _written_line(written: Sequence[Path]) -> str:
 
 
 def _question_lines(cell: ReadyCell) -> Iterator[str]:
-    """Yield the question, the metrics with the margin, and a line for each arm."""
     if cell.question:
         yield cell.question
     metrics = "; ".join(map(_metric_text, cell.metrics)) or "what the records name as primary"
@@ -315,7 +289,6 @@ def _arm_text(arm: Arm, baseline: str) -> str:
 
 
 def _schedule_table(cell: ReadyCell) -> Table:
-    """Return a cell's schedule as a table of its first blocks, one row for each."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -332,15 +305,14 @@ def _schedule_table(cell: ReadyCell) -> Table:
     return table
 
 
-def _plan_lines(plan: CellPlan) -> Iterator[str]:
-    """Yield a cell's estimates, warnings and forecasts, one line each."""
-    design = plan.cell.design
+def _plan_lines(plan: CellPlan, history: StudyHistory) -> Iterator[str]:
+    cell, composed, design = plan.cell, plan.composed, plan.cell.design
     process = MEMORY_UNITS[design.isolation]
     missing = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
     measured = "" if plan.measured_in is None else f" (as measured in {plan.measured_in})"
     yield (
         f"{count_text(plan.runs, 'run')} ({count_text(design.blocks, 'block')} x "
-        f"{design.runs_per_block} x {count_text(len(plan.cell.arms), 'arm')}){missing}; "
+        f"{design.runs_per_block} x {count_text(len(cell.arms), 'arm')}){missing}; "
         f"estimated: {_duration(plan.seconds)}{measured} "
         f"and {plan.bytes / 2**30:.1f} GiB per {process}"
     )
@@ -349,18 +321,19 @@ def _plan_lines(plan: CellPlan) -> Iterator[str]:
         yield f"this exceeds this machine's {memory / 2**30:.1f} GiB of memory, so it will not fit"
     yield from plan.timing
     yield from plan.warnings
-    if plan.separate_processes_reason is not None:
-        yield f"{SEPARATE[design.isolation]}: {plan.separate_processes_reason}"
+    if composed.separate_processes_reason is not None:
+        yield f"{SEPARATE[design.isolation]}: {composed.separate_processes_reason}"
     if design.looks:
         looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
-        done = "leaves one best setting" if plan.cell.sweep else "decides every primary row"
+        done = "leaves one best setting" if cell.sweep else "decides every primary row"
         yield f"ends at the first look that {done}; looks after blocks {looks}"
     if design.eliminate:
         yield "each look may drop settings, so these runs and this time are upper limits"
-    yield plan.start_up
-    yield f"seed {plan.cell.seed}; {plan.detectable_effect}"
-    if plan.one_minute is not None:
-        yield plan.one_minute
+    yield power_forecast.start_up_line(cell, composed, history)
+    effect = power_forecast.detectable_effect_line(cell, composed, history)
+    yield f"seed {cell.seed}; {effect}"
+    if not cell.name.endswith(PROCESSES_SUFFIX):
+        yield power_forecast.one_minute_line(composed, history)
 
 
 def _duration(seconds: float) -> str:

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit import workload
-from labkit.analysis.statistics.power import (
-    blocks_needed,
-    min_blocks_to_claim,
-    one_minute_mde_pct,
-    single_row_mde_pct,
-)
+from labkit.analysis.statistics import power
 from labkit.config import Device, Experiment, Isolation, count_text
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell
@@ -42,7 +37,7 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
         name in METRICS and METRICS[name].computed for name in composed.metrics
     ):
         return f"computed, not timed: {', '.join(composed.metrics)} needs no test"
-    too_few = design.blocks < min_blocks_to_claim(design.runs_per_block)
+    too_few = design.blocks < power.min_blocks_to_claim(design.runs_per_block)
     known = _noise(cell, composed, history)
     if known is None:
         unknown = (
@@ -59,7 +54,7 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
     looks = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
     runs, sd_df = design.runs_per_block, noise.degrees_of_freedom
     effects = [
-        single_row_mde_pct(noise.sd, blocks, runs, alpha / arms, share, sd_df)
+        power.single_row_mde_pct(noise.sd, blocks, runs, alpha / arms, share, sd_df)
         for blocks, alpha in looks
     ]
     best = min((effect for effect in effects if effect is not None), default=None)
@@ -68,7 +63,7 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
         if too_few or best is None
         else f"detects {best:.1f} % at best"
     )
-    needed = blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
+    needed = power.blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
     if needed is None and is_doctor_s:
         return (
             f"the smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "
@@ -141,7 +136,7 @@ def _one_minute_effect(
         block_s = noise_history.median_block_s(path)
         if noise is not None and block_s is not None:
             runs = int(manifest["design"]["runs_per_block"])
-            effect = one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
+            effect = power.one_minute_mde_pct(noise.sd, block_s, runs, noise.degrees_of_freedom)
             return _effect_text(effect), history.source(path)
     pilot = _pilot_noise(composed)
     if pilot is None or isolation is Isolation.live:  # the doctor has no pilot of live processes
@@ -157,28 +152,21 @@ def _effect_text(effect_pct: float | None) -> str:
 def start_up_line(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> str:
     """Return a line with the seconds that a run takes outside its measurement."""
     for path, _ in history.studies(composed, cell.design.isolation):
-        seconds = noise_history.median_start_up_s(path)
-        if seconds is not None:
+        if (seconds := noise_history.median_start_up_s(path)) is not None:
             source = history.source(path)
             return f"start-up: {seconds:.2f} s of a run are outside its measurement ({source})"
     return "start-up per run: not measured yet"
 
 
 def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
-    """Return the noise of the doctor's pilot study of this kind of workload, if it was measured.
-
-    Pilot studies exist only for engines on the CPU, and only of speed.
-    """
+    """Return the noise of the doctor's pilot study: of speed, for engines on the CPU; or None."""
     if not _engines_on_cpu(composed) or not _is_pilot_metric(composed):
         return None
     return doctor_noise_cache.load_pilot_noise(_workload_kind(composed))
 
 
 def _is_pilot_metric(composed: ComposedCell) -> bool:
-    """Return whether the doctor's noise applies to the cell's metrics, which must be speeds.
-
-    The doctor times kernel launches and throughput, but measures no latencies or goodput.
-    """
+    """Return whether the cell's metrics are speeds, as the doctor measures no others."""
     names = composed.metrics
     return bool(names) and all(name in METRICS and METRICS[name].is_speed for name in names)
 

@@ -25,19 +25,12 @@ from labkit.experiment.cell import UNITS, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
-from labkit.experiment.schedule.time_allocation import (
-    MAX_BLOCKS,
-    USUAL_BLOCKS,
-    Allocation,
-    CaseShare,
-    CellPilot,
-    best_allocation,
-    p_decided,
-)
+from labkit.experiment.schedule import time_allocation
+from labkit.experiment.schedule.time_allocation import Allocation, CaseShare, CellPilot
 from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.records import Record
-from labkit.workload.kernels.kernel_pilot import round_sd
-from labkit.workload.measurement import CasePilot
+from labkit.workload.kernels.interleaved_kernels import round_sd
+from labkit.workload.workload_protocols import CasePilot
 
 PILOT_BLOCK = 999  # a block that no design has, so that its order and files are its own
 MIN_UNITS = 8
@@ -66,11 +59,9 @@ class UnitLimits:
 
     @property
     def in_pilot(self) -> int:
-        """The number that the pilot serves."""
         return min(self.total, max(MIN_UNITS, self.together))
 
     def fixed(self, count: int) -> UnitLimits:
-        """Return the limits of runs that all have ``count``."""
         return replace(self, least=count, total=count)
 
 
@@ -108,8 +99,7 @@ def pilot_of(records: Sequence[Record], count: int, together: int) -> CellPilot 
 def _times(record: Record) -> Mapping[str, float]:
     """Return each served request's latency, or the time of each round of scored windows."""
     notes = (note for case in record.cases for note in case.known_notes.get("requests", ()))
-    latencies = {note["id"]: note["e2e_ms"] for note in notes if note["e2e_ms"] > 0}
-    if latencies:
+    if latencies := {note["id"]: note["e2e_ms"] for note in notes if note["e2e_ms"] > 0}:
         return latencies
     primary = (m for case in record.cases for m in case.metrics if m.primary)
     return {str(i): v for m in primary for i, v in enumerate(m.repeats) if v > 0}
@@ -130,7 +120,7 @@ def allocate_units(
     (case,) = pilot.cases
 
     def option(count: int, requests: int) -> Allocation:
-        p = p_decided(design, arms, count, case.sd, requests)
+        p = time_allocation.p_decided(design, arms, count, case.sd, requests)
         seconds = count * (pilot.start_s + requests * case.round_s)
         return Allocation(count, (CaseShare(UNITS, count, requests, p, 0.0),), seconds)
 
@@ -140,10 +130,11 @@ def allocate_units(
 
     fewest = fewest_blocks(design, arms)
     full = int(time_s / max(option(1, limits.total).seconds, 1e-3))
-    if blocks is None and full >= max(fewest, USUAL_BLOCKS):
+    if blocks is None and full >= max(fewest, time_allocation.USUAL_BLOCKS):
         return option(min(MOST_BLOCKS, full), limits.total)
-    counts = [blocks] if blocks is not None else range(fewest, max(fewest, MAX_BLOCKS) + 1)
-    return best_allocation([fitting(count) for count in counts], time_s)
+    most = max(fewest, time_allocation.MAX_BLOCKS)
+    counts = [blocks] if blocks is not None else range(fewest, most + 1)
+    return time_allocation.best_allocation([fitting(count) for count in counts], time_s)
 
 
 def unit_lines(

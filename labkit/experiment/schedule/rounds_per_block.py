@@ -23,16 +23,11 @@ from numpy.typing import NDArray
 
 from labkit.experiment.cell import BlockPlan, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
-from labkit.experiment.schedule.time_allocation import (
-    MIN_ROUNDS,
-    CellPilot,
-    Measured,
-    balanced,
-    divide,
-)
+from labkit.experiment.schedule import time_allocation
+from labkit.experiment.schedule.time_allocation import MIN_ROUNDS, CellPilot, Measured
 from labkit.records import CaseRecord, Record
-from labkit.workload.kernels.kernel_pilot import NORMAL_SD
-from labkit.workload.measurement import CasePilot
+from labkit.workload.kernels.interleaved_kernels import NORMAL_SD
+from labkit.workload.workload_protocols import CasePilot
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +50,6 @@ class RoundPlanner:
     _spent_s: float = 0.0
 
     def add_finished(self, records: Sequence[Record]) -> None:
-        """Add the records of finished blocks, in the order of the blocks."""
         for _, block in groupby(records, key=lambda record: record.block):
             self._add_block(list(block))
 
@@ -64,14 +58,18 @@ class RoundPlanner:
 
         ``stopped``: the cases that a look before it has decided. ``arms``: how many arms it has.
         """
-        left_s = (self.deadline - time.monotonic()) / self._slowness
-        pilot = self._pilot_now(arms / len(self.cell.arms))
+        slowness = self._spent_s / self._planned_s if self._planned_s > 0 else 1.0
+        left_s = (self.deadline - time.monotonic()) / slowness
+        cases = tuple(map(self._case_now, self.pilot.pooled.cases))
+        pilot = replace(self.pilot, cases=cases).for_share(arms / len(self.cell.arms))
         ended = self._ended_before(block) | set(stopped)
         measured = Measured(self._blocks, self._rounds, ended)
         design = self.cell.design
-        allocation = divide(pilot, design, self.cell.tested_arms, left_s, design.blocks, measured)
+        allocation = time_allocation.divide(
+            pilot, design, self.cell.tested_arms, left_s, design.blocks, measured
+        )
         rounds = {
-            share.case: balanced(share.rounds, arms)
+            share.case: time_allocation.balanced(share.rounds, arms)
             for share in allocation.cases
             if share.blocks > len(self._rounds.get(share.case, ()))
         }
@@ -99,14 +97,10 @@ class RoundPlanner:
 
         ``suspended_s``: those of them in which ctrl-Z suspended it.
         """
-        self._planned_s += plan.fixed_s + plan.rounds_s
+        self._planned_s += plan.seconds
         self._spent_s += seconds - suspended_s
         self.deadline += suspended_s
         self._add_block(records)
-
-    @property
-    def _slowness(self) -> float:
-        return self._spent_s / self._planned_s if self._planned_s > 0 else 1.0
 
     def _ended_before(self, block: int) -> set[str]:
         """Return the cases that blocks up to this one have left out for good."""
@@ -123,7 +117,6 @@ class RoundPlanner:
         return [case for case in left if case not in self.estimates] or left or cases
 
     def _add_block(self, records: Sequence[Record]) -> None:
-        """Add the rounds of a finished block."""
         self._blocks += 1
         states: dict[str, dict[str | None, list[CaseRecord]]] = {}
         for record in records:
@@ -140,12 +133,8 @@ class RoundPlanner:
         if states:  # else the block failed, which ends no case
             self._measuring.append(records[0].block)
 
-    def _pilot_now(self, share: float) -> CellPilot:
-        """Return the pilot with the noise of all rounds so far, for a share of the arms."""
-        cases = tuple(map(self._case_now, self.pilot.pooled.cases))
-        return replace(self.pilot, cases=cases).for_share(share)
-
     def _case_now(self, case: CasePilot) -> CasePilot:
+        """Return what the pilot knows of a case, with the noise of all rounds so far."""
         blocks = _centred(self._ratios[case.case])
         if not blocks:
             return case
@@ -163,10 +152,7 @@ def _times(case: CaseRecord) -> Sequence[float]:
 
 
 def _log_ratios(cases: Iterable[CaseRecord]) -> Floats:
-    """Return a block's log ratios of the other arms to the first one, [arms - 1, rounds].
-
-    ``cases``: the records of one case of every arm.
-    """
+    """Return a case's log ratios of the other arms to the first in a block, [arms - 1, rounds]."""
     logs = [np.log(_times(case)) for case in cases]
     rounds = min(len(one) for one in logs)
     times = np.asarray([one[:rounds] for one in logs], np.float64)

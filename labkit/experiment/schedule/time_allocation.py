@@ -34,7 +34,7 @@ from labkit.experiment.compose.reachable_looks import (
     MIN_BLOCKS_WITH_LOOK,
     fewest_blocks,
 )
-from labkit.workload.measurement import CasePilot
+from labkit.workload.workload_protocols import CasePilot
 
 PROCESS_SD = 0.008  # log ratio: 0.5 to 1 % in processes of 20 to 1,000 rounds
 APART_SD = 0.024  # of arms in processes of their own that take turns; the least if they do not
@@ -91,7 +91,6 @@ class CellPilot:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CellPilot:
-        """Return the pilot that a worker wrote."""
         return cls(float(data["start_s"]), tuple(CasePilot(**case) for case in data["cases"]))
 
 
@@ -223,9 +222,9 @@ def _rounds(needs: Sequence[_Need], budget_s: float, turns: int) -> dict[str, in
 
 
 def _level(needs: Sequence[_Need], rounds: dict[str, int], budget_s: float, turns: int) -> None:
-    """Spend the budget on the cases with rounds that take least time, up to a common time.
+    """Spend the budget on the cases whose rounds take least time, up to a common time.
 
-    Their rounds cost next to nothing, and a disturbance lasts longer than a few short launches.
+    A disturbance lasts longer than a few short launches.
     """
     measured = [need for need in needs if need.case.case in rounds]
 
@@ -289,17 +288,14 @@ class _Need:
         return cls(case, left, looks, errors.rounds_needed(case.sd, left, done), most, done)
 
     def seconds(self, rounds: int) -> float:
-        """Return the seconds of so many rounds in each block to come."""
         return self.left * (self.case.warm_up_s + rounds * self.case.round_s)
 
     @property
     def estimate_s(self) -> float:
-        """The seconds of an estimate."""
         return self.looks * (self.case.warm_up_s + MIN_ROUNDS * self.case.round_s)
 
     @property
     def extra_s(self) -> float:
-        """The seconds that deciding the case takes besides those of an estimate."""
         return self.seconds(self.rounds) - self.estimate_s
 
     def affordable(self, extra_s: float) -> int:

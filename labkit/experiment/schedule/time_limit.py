@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from labkit.config import PlannedLook, to_plain
+from labkit.config import to_plain
 from labkit.experiment.cell import ALLOCATION, ReadyCell
 from labkit.experiment.compose.reachable_looks import fewest_blocks
 from labkit.experiment.schedule.cell_manifest import move_last_look
@@ -67,12 +67,10 @@ class TimeLimit:
 
 def ended_early(cell: ReadyCell, blocks: int) -> ReadyCell:
     """Return the cell whose last look is after ``blocks`` blocks, and write it to the folder."""
-    design, path = cell.design, cell.dir / ALLOCATION
-    early = [look for look in design.looks if look.blocks < blocks]
-    left = round(design.alpha - sum(look.alpha for look in early), 12)
-    looks = [*early, PlannedLook(blocks, left)] if early else []
-    cell = replace(cell, design=replace(design, blocks=blocks, looks=looks))
+    early = [look for look in cell.design.looks if look.blocks < blocks]
+    cell = replace(cell, design=replace(cell.design, blocks=blocks, looks=early))
     move_last_look(cell)
+    path, looks = cell.dir / ALLOCATION, [to_plain(look) for look in cell.design.looks]
     data = json.loads(path.read_text("utf-8"))
-    write_json(path, data | {"blocks": blocks, "looks": [to_plain(look) for look in looks]})
+    write_json(path, data | {"blocks": blocks, "looks": looks})
     return cell

@@ -37,12 +37,10 @@ class Ticket:
 
     @property
     def number(self) -> int:
-        """The place in the order of arrival."""
         return int(self.path.stem.rpartition("-")[2])
 
     @property
     def is_live(self) -> bool:
-        """Whether the process that took the ticket is alive."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -104,7 +102,9 @@ def timing_lock(
             first = ahead[0].number
             if first != last_first or time.monotonic() - last_call >= 60:
                 last_call, last_first = time.monotonic(), first
-                on_wait(f"waiting: {ahead[0].describe()}{_queue_text(len(ahead) - 1)}")
+                more = len(ahead) - 1
+                queue = f"; {more} more {'comes' if more == 1 else 'come'} first" if more else ""
+                on_wait(f"waiting: {ahead[0].describe()}{queue}")
             select.select([], [], [], poll_s)  # see child_process: time.sleep may fail
             ahead = [before for before in ahead if before.is_live]
         # For the date and the duration in describe().
@@ -114,17 +114,14 @@ def timing_lock(
 
 @contextmanager
 def _take_ticket(holder: str, device: str) -> Iterator[tuple[Ticket, int]]:
-    """Take the next ticket, yield it with its locked file's descriptor, and remove it at the end.
-
-    The folder is locked while the ticket is taken, so that no two tickets have the same number.
-    """
+    """Take the next ticket, yield it and its locked file's descriptor, and remove it at the end."""
     folder = _folder()
     with suppress(FileExistsError):
         folder.mkdir()
         folder.chmod(SHARED_MODE)
     guard = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+        fcntl.flock(guard, fcntl.LOCK_EX)  # so that no two tickets have the same number
         tickets = timing_tickets(device)
         for old in tickets:
             if not old.is_live:
@@ -174,10 +171,3 @@ def timing_tickets(device: str = "cpu") -> list[Ticket]:
 def _folder() -> Path:
     chosen = os.environ.get(LOCK_DIR)
     return Path(chosen).resolve() if chosen else SHARED_FOLDER
-
-
-def _queue_text(others: int) -> str:
-    """Return a phrase on the ``others`` processes that also come first; empty if there are none."""
-    if not others:
-        return ""
-    return f"; {others} more {'comes' if others == 1 else 'come'} first"

@@ -77,10 +77,13 @@ def perform(
     records = list(map(_new_record, arms, arm_paths, run_paths))
     process = WorkerProcess(records, arms, timer, granted, status)
     records = [worker_stages.without_values(record, arms) for record in process.run()]
-    if outputs_dir is not None and process.output_values:
-        output_array_files.save(outputs_dir, process.output_values)
-    traces = zip(records, process.step_traces, strict=True)
-    return [_with_step_trace(record, trace, outputs_dir) for record, trace in traces]
+    values = {k: array for run in process.runs for k, array in run.draft.output_values.items()}
+    if outputs_dir is not None and values:
+        output_array_files.save(outputs_dir, values)
+    return [
+        _with_step_trace(record, run.draft.step_trace, outputs_dir)
+        for record, run in zip(records, process.runs, strict=True)
+    ]
 
 
 def _with_step_trace(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from labkit.experiment.worker.run_draft import StageTimer
-from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message
+from labkit.experiment.worker.turn_protocol import Channel, Message
 from labkit.workload.turn_order import ArmClock, LiveClock, Part, Round
 
 
@@ -30,19 +30,7 @@ class GrantedTurns:
     def clock(self) -> ArmClock:
         return LiveClock(self._stopped_s)
 
-    def wait_to_probe(self) -> None:
-        """Tell the coordinator that this process has started, and wait until it may probe."""
-        self._ask("hello", VERSION, "probe")
-
-    def wait_to_load(self) -> None:
-        """Tell the coordinator that this process has probed, and wait until it may load."""
-        self._ask("probed", None, "load")
-
-    def wait_to_warm_up(self) -> None:
-        """Tell the coordinator that this process has loaded, and wait until it may warm up."""
-        self._ask("loaded", None, "warm_up")
-
-    def _ask(self, verb: str, value: Any, *answers: str) -> Message:
+    def ask(self, verb: str, value: Any, *answers: str) -> Message:
         """Send a message, and return the reply, which must have one of the verbs ``answers``."""
         with self._timer.paused():
             self._channel.send(verb, value)
@@ -52,20 +40,20 @@ class GrantedTurns:
         """Yield the rounds that are granted, each with only this process's arm."""
         index = {part.name: number for number, part in enumerate(parts)}
         counts = [[part.name, part.rounds] for part in parts]
-        verb, turn = self._ask("parts", counts, "turn", "end")
+        verb, turn = self.ask("parts", counts, "turn", "end")
         while verb == "turn":
             name, position = turn
             yield Round(index[name], ((0, position),))
-            verb, turn = self._ask("done", None, "turn", "end")
+            verb, turn = self.ask("done", None, "turn", "end")
 
     def slices(self, unfinished: Callable[[], list[int]]) -> Iterator[int]:
         """Yield 0, the index of the only arm, for each granted slice until the arm has finished."""
-        _, self.slice_s = self._ask("slices", None, "turn")
+        _, self.slice_s = self.ask("slices", None, "turn")
         while unfinished():
             yield 0
             if unfinished():
-                _, self.slice_s = self._ask("done", None, "turn")
+                _, self.slice_s = self.ask("done", None, "turn")
 
     def gather(self, values: Sequence[Any]) -> tuple[list[Any], int]:
-        _, (gathered, first) = self._ask("values", list(values), "gathered")
+        _, (gathered, first) = self.ask("values", list(values), "gathered")
         return gathered, first

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labkit.workload.measurement import Measurement
+    from labkit.workload.workload_protocols import Measurement
 
 
 @dataclass
@@ -54,7 +54,6 @@ class StageTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the timer for the ``with`` block."""
         start = time.monotonic_ns()
         try:
             yield
@@ -83,11 +82,9 @@ class RunDraft:
         self.record = replace(self.record, **fields)
 
     def note(self, **notes: Any) -> None:
-        """Add to the record's notes."""
         self.set(notes={**self.record.notes, **notes})
 
     def count_compilation(self) -> None:
-        """Count a compilation in the current stage."""
         self.compiles[self.timer.stage] = self.compiles.get(self.timer.stage, 0) + 1
 
     def fail(self, failure: RunFailure) -> None:
@@ -131,8 +128,7 @@ def _broken_claims(
         if name not in finite:
             yield RunFailure("invalid_output", f"counter {name} is {float(value)}")
     for case in measurement.cases if arm.all_served else ():
-        unserved = case.notes.get("traffic", {}).get("unserved")
-        if unserved:
+        if unserved := case.notes.get("traffic", {}).get("unserved"):
             request = unserved[0]
             yield RunFailure(
                 "invalid_output",

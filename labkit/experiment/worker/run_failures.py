@@ -7,7 +7,7 @@ An exception class of labkit names its outcome in its class attribute ``outcome`
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from labkit.machine.exception_text import one_line
 from labkit.records import OUTCOMES
@@ -22,10 +22,11 @@ class RunFailure:
 
     outcome: str
     detail: str
+    log: str | None = None  # that shows it, a path in the cell's folder
 
     def to_line(self) -> str:
         """Return the failure as a line of JSON, with which the log of a preparation ends."""
-        return json.dumps(asdict(self))
+        return json.dumps({"outcome": self.outcome, "detail": self.detail})
 
     @classmethod
     def from_line(cls, line: str) -> RunFailure | None:

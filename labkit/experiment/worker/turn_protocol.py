@@ -117,5 +117,4 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Close this end."""
         self._connection.close()

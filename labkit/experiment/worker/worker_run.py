@@ -12,7 +12,7 @@ record per arm. An arm alone in its process runs the same code.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from labkit.experiment.worker import mlx_known_answer_test, worker_stages
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 from labkit.experiment.worker.run_failures import RunFailure
+from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.experiment.worker.worker_status import WorkerStatus
 from labkit.machine.facts import fingerprint
@@ -31,10 +32,7 @@ from labkit.records import Arm, Record
 from labkit.workload.workload_protocols import MachineKernels, PilotedArms, TurnContext
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from labkit.workload.measurement import Measurement
+    from labkit.workload.workload_protocols import Measurement
 
 
 @dataclass
@@ -93,7 +91,7 @@ class WorkerProcess:
         with shared.stage("numba"):
             probe = self._start_probe()
         if self.granted is not None:
-            self.granted.wait_to_probe()
+            self.granted.ask("hello", VERSION, "probe")
         self._time_probe(probe, "before")
         measurements = self._measure(probe)
         self._time_probe(probe, "after")
@@ -105,13 +103,13 @@ class WorkerProcess:
         """Load the arms, warm up, measure and close them. MLX is tested before and after."""
         shared, show = self.shared, self.status.show
         if self.granted is not None:
-            self.granted.wait_to_load()
+            self.granted.ask("probed", None, "load")
         show("loading")
         with shared.stage("load"):
             arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
         with closing(arms):
             if self.granted is not None:
-                self.granted.wait_to_warm_up()
+                self.granted.ask("loaded", None, "warm_up")
             self._test_known_answers()
             show("warming up")
             with shared.stage("warm_up"):
@@ -182,16 +180,6 @@ class WorkerProcess:
     @property
     def _experiments(self) -> list[Experiment]:
         return [run.experiment for run in self.runs]
-
-    @property
-    def output_values(self) -> dict[str, NDArray[np.float32]]:
-        """The array outputs of all arms, by digest."""
-        return {k: values for run in self.runs for k, values in run.draft.output_values.items()}
-
-    @property
-    def step_traces(self) -> list[Mapping[str, Any] | None]:
-        """The traced steps of each arm's run, in the order of the arms; None if it traced none."""
-        return [run.draft.step_trace for run in self.runs]
 
     def _start_probe(self) -> Any:
         probe, pool = worker_stages.start_probe(self.shared.count_compilation)

@@ -129,8 +129,7 @@ def load(
     from labkit.machine.worker_environment import blas_threads
 
     first = experiments[0]
-    limit = first.engine.memory_limit
-    if limit is not None:
+    if (limit := first.engine.memory_limit) is not None:
         held_by = process_memory_limit.apply_memory_limit(limit)
         note(memory_limit={"bytes": limit, "held_by": held_by})
     if any(map(uses_mlx, experiments)):

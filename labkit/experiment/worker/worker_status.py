@@ -18,6 +18,7 @@ import mmap
 import os
 import struct
 import tempfile
+from contextlib import AbstractContextManager
 
 VARIABLE = "LABKIT_STATUS_FD"
 SIZE = 256  # bytes
@@ -60,7 +61,7 @@ class WorkerStatus:
         return float(seconds)
 
 
-class SharedStatus:
+class SharedStatus(AbstractContextManager["SharedStatus"]):
     """The parent's side: creates the memory and reads it. A context manager closes it."""
 
     def __init__(self) -> None:
@@ -72,12 +73,7 @@ class SharedStatus:
         os.write(self.fd, bytes(SIZE))
         self._memory = mmap.mmap(self.fd, SIZE)
 
-    def __enter__(self) -> SharedStatus:
-        """Return the status itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
-        """Release the memory."""
         self._memory.close()
         os.close(self.fd)
 

@@ -6,6 +6,7 @@ cgroup v2 or of a v1 controller.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -64,13 +65,11 @@ def _candidate_folders(controller: str, *place: Path) -> list[Path]:
 
 
 def _folder_memory_limit(folder: Path) -> int | None:
-    """Return the memory limit in bytes that one cgroup folder sets, or None without a limit."""
     value = _read_number(folder, LIMIT_FILES)
     return None if value is None or value >= UNLIMITED_BYTES else value
 
 
 def _folder_memory_headroom(folder: Path) -> int | None:
-    """Return the bytes left under one cgroup folder's memory limit, or None without a limit."""
     limit, used = _folder_memory_limit(folder), _read_number(folder, USAGE_FILES)
     if limit is None or used is None:
         return None
@@ -94,11 +93,9 @@ def folder_cpu_quota(folder: Path) -> float | None:
 
 def _read_number(folder: Path, names: tuple[str, ...]) -> int | None:
     for name in names:
-        try:
+        with suppress(OSError):
             text = (folder / name).read_text().strip()
-        except OSError:
-            continue
-        return None if text == "max" else int(text)
+            return None if text == "max" else int(text)
     return None
 
 

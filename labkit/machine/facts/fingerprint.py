@@ -101,9 +101,9 @@ def versions() -> dict[str, str]:
 
 
 def _environment_digest() -> dict[str, Any]:
-    """Return the size and the digest of all environment variables, and the ``MLX_*`` variables.
+    """Return the size (it shifts the stack, which can change timings) and digest of all variables.
 
-    The size is recorded because it shifts the stack, which alone can change timings.
+    Those of MLX are given in full.
     """
     text = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
     return {

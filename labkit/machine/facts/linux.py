@@ -62,7 +62,7 @@ def state() -> dict[str, Any]:
             "pressure": _pressure,
             "cpu_ticks": _cpu_ticks,
             "mhz": _mhz,
-            "context_switches": lambda: _stat_number("ctxt"),
+            "context_switches": lambda: int(_fields("/proc/stat")["ctxt"]),
             "oom_kills": oom_kills,
             "thermal": _thermal,
         }
@@ -83,6 +83,12 @@ def _read_text(path: str | Path) -> str:
     return Path(path).read_text()
 
 
+def _fields(path: str) -> dict[str, str]:
+    """Return the rest of each line of a file by the line's first word."""
+    lines = (line.split(maxsplit=1) for line in _read_text(path).splitlines())
+    return {words[0]: words[1] for words in lines if len(words) == 2}
+
+
 @cache
 def cpu_model() -> str:
     """Return the CPU's name, with family and model where the kernel reports them."""
@@ -95,7 +101,6 @@ def cpu_model() -> str:
 
 
 def _accelerator() -> str | None:
-    """Return the names of the NVIDIA devices that the driver lists, or None if it lists none."""
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [
         line.split(":", 1)[1].strip()
@@ -107,17 +112,12 @@ def _accelerator() -> str | None:
 
 
 def _settings() -> dict[str, str]:
-    """Return the kernel settings that affect timings, as text.
-
-    From a file that lists the choices like ``a [b] c``, only the active choice ``b`` is returned.
-    """
+    """Return the kernel settings that affect timings; of choices like ``a [b] c``, the active b."""
     values = {}
     for name, path in SETTING_FILES.items():
-        try:
+        with suppress(OSError):
             text = path.read_text().strip()
-        except OSError:
-            continue
-        values[name] = text.split("[")[1].split("]")[0] if "[" in text else text
+            values[name] = text.split("[")[1].split("]")[0] if "[" in text else text
     return values
 
 
@@ -130,7 +130,7 @@ def meminfo() -> dict[str, int]:
 def _swap() -> dict[str, int]:
     """Return the swap in use (bytes), and the pages swapped in and out since boot."""
     sizes = meminfo()
-    counts = dict(line.split() for line in _read_text("/proc/vmstat").splitlines())
+    counts = _fields("/proc/vmstat")
     return {
         "used_bytes": sizes["SwapTotal"] - sizes["SwapFree"],
         "pages_in": int(counts["pswpin"]),
@@ -145,12 +145,10 @@ def _pressure() -> dict[str, dict[str, float]] | None:
     """
     stalls = {}
     for name in ("cpu", "memory", "io"):
-        try:
+        with suppress(OSError):
             line = _read_text(f"/proc/pressure/{name}").splitlines()[0]
-        except OSError:
-            continue
-        fields = dict(word.split("=") for word in line.split()[1:])
-        stalls[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
+            fields = dict(word.split("=") for word in line.split()[1:])
+            stalls[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
     return stalls or None
 
 
@@ -162,30 +160,19 @@ def _cpu_ticks() -> dict[str, int]:
 
 def _mhz() -> float | None:
     """Return the cores' mean clock in MHz, or None where it is not reported."""
-    paths = list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
-    if paths:
+    if paths := list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")):
         return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
     lines = _read_text("/proc/cpuinfo").splitlines()
     values = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
     return round(sum(values) / len(values), 1) if values else None
 
 
-def _stat_number(name: str) -> int:
-    for line in _read_text("/proc/stat").splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    raise KeyError(name)
-
-
 def oom_kills() -> int:
     """Return the number of out-of-memory kills in the container, or else on the machine."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            fields = dict(line.split() for line in _read_text(path).splitlines())
-            return int(fields["oom_kill"])
-        except (OSError, KeyError):
-            continue
-    return int(dict(line.split() for line in _read_text("/proc/vmstat").splitlines())["oom_kill"])
+        with suppress(OSError, KeyError):
+            return int(_fields(path)["oom_kill"])
+    return int(_fields("/proc/vmstat")["oom_kill"])
 
 
 def _thermal() -> dict[str, int] | None:
@@ -202,6 +189,8 @@ def memory() -> tuple[int, int]:
 
 def process_memory(pid: int | None = None) -> dict[str, int]:
     """Return the resident and swapped bytes of a process (None: this one) and its descendants.
+
+    A page that several of them share counts for each.
 
     Raises ``OSError`` if the process has ended, or is a zombie, which has no memory.
     """

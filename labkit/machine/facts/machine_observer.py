@@ -41,10 +41,7 @@ class MachineObserver:
         self._samples.append(sample | collect({"foreign_cores": lambda: self._foreign_cores(pid)}))
 
     def _foreign_cores(self, pid: int) -> float | None:
-        """Return the mean number of cores that other processes kept busy since the last sample.
-
-        The worker, its descendants and this process do not count. Returns None if unknown.
-        """
+        """Return the mean number of cores that others kept busy since the last sample."""
         last, self._last_times = self._last_times, self._cpu_times(pid)
         if last is None or self._last_times is None:
             return None
@@ -63,14 +60,9 @@ class MachineObserver:
             busy = self._os.busy_s()
         except (OSError, LookupError, ValueError):
             return None
-        return time.monotonic(), busy, self._own_cpu_s(pid)
-
-    def _own_cpu_s(self, pid: int | None) -> float:
-        """Return the CPU time of this process and the worker ``pid`` with its descendants."""
-        if pid == os.getpid():
-            return self._os.process_cpu_s(pid) - self._earlier_cpu_s
-        worker = 0.0 if pid is None else self._os.process_cpu_s(pid)
-        return worker + time.process_time()
+        now, own = time.monotonic(), 0.0 if pid is None else self._os.process_cpu_s(pid)
+        own += -self._earlier_cpu_s if pid == os.getpid() else time.process_time()
+        return now, busy, own
 
     def report(self) -> dict[str, Any]:
         """Return the samples as columns (``samples``), and the cost of observing.

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from labkit.machine.facts.best_effort import collect
@@ -45,7 +46,7 @@ def facts() -> dict[str, Any]:
             "os_build": lambda: _sysctl_text("kern.osversion"),
             "model": lambda: _sysctl_text("hw.model"),
             "settings": lambda: collect(
-                {name: _sysctl_reader(key) for name, key in SETTING_SYSCTLS.items()}
+                {name: partial(_sysctl_number, key) for name, key in SETTING_SYSCTLS.items()}
             ),
         }
     )
@@ -55,10 +56,12 @@ def state() -> dict[str, Any]:
     """Return the current load, memory pressure, swap and thermal state."""
     return collect(
         {
-            "uptime_s": lambda: round(time.time() - _boot_time(), 1),
+            "uptime_s": lambda: round(
+                time.time() - struct.unpack("<q", _sysctl("kern.boottime")[:8])[0], 1
+            ),
             "loadavg": lambda: list(os.getloadavg()),
             "swap": _swap,
-            "compressed_bytes": _sysctl_reader("vm.compressor_bytes_used"),
+            "compressed_bytes": partial(_sysctl_number, "vm.compressor_bytes_used"),
             "pressure": lambda: {
                 "memory": {"level": _sysctl_number("kern.memorystatus_vm_pressure_level")}
             },
@@ -91,10 +94,6 @@ def sysctl(name: str) -> int | None:
         return None
 
 
-def _sysctl_reader(key: str) -> Callable[[], int]:
-    return lambda: _sysctl_number(key)
-
-
 def _sysctl(name: str) -> bytes:
     if sys.platform != "darwin":
         raise OSError("sysctlbyname exists on macOS only")
@@ -114,10 +113,6 @@ def _sysctl_text(name: str) -> str:
 
 def _sysctl_number(name: str) -> int:
     return int.from_bytes(_sysctl(name), "little")
-
-
-def _boot_time() -> float:
-    return float(struct.unpack("<q", _sysctl("kern.boottime")[:8])[0])
 
 
 def _swap() -> dict[str, int]:
@@ -151,12 +146,8 @@ class WiredSettings:
 
 
 def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
-    """Read the wired limit and the state of the wired collector.
-
-    ``read`` is a parameter so that tests on other systems can replace ``sysctl``.
-    """
-    disabled = read("iogpu.disable_wired_collector")
-    dynamic = read("iogpu.dynamic_lwm")
+    """Read the wired limit and the state of the wired collector."""
+    disabled, dynamic = read("iogpu.disable_wired_collector"), read("iogpu.dynamic_lwm")
     return WiredSettings(
         limit_mb=read("iogpu.wired_limit_mb"),
         collector=None if disabled is None else not disabled,
@@ -172,14 +163,11 @@ def recommended_working_set() -> int | None:
     """
     if sys.platform != "darwin":
         return None
-    try:
-        device = _metal_device()
-        size = (
-            _send_message(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64) if device else 0
-        )
-    except OSError:
-        return None
-    return int(size) or None
+    with suppress(OSError):
+        if device := _metal_device():
+            size = _send_message(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64)
+            return int(size) or None
+    return None
 
 
 def threadgroup_limits() -> tuple[int, int]:
@@ -208,7 +196,6 @@ def _metal_device() -> int | None:
 
 
 def _process_info(selector: str) -> int:
-    """Return an integer property of ``NSProcessInfo.processInfo``."""
     ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
     objc = _objc()
     objc.objc_getClass.restype = ctypes.c_void_p

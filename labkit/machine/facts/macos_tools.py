@@ -28,9 +28,12 @@ def surroundings() -> dict[str, Any]:
             "power": power,
             "vm": lambda: parse_vm_stat(run("vm_stat")),
             "hid_idle_s": lambda: _hid_idle_s(run("ioreg", "-c", "IOHIDSystem", "-d", "4")),
-            "displays": lambda: _displays(run("ioreg", "-r", "-c", "IOMobileFramebuffer")),
+            # The active ones; None if there is none.
+            "displays": lambda: (
+                run("ioreg", "-r", "-c", "IOMobileFramebuffer").count('"DisplayAttributes"') or None
+            ),
             "background": lambda: {
-                "time_machine": _time_machine(run("tmutil", "status")),
+                "time_machine": bool(re.search(r"Running\s*=\s*1\s*;", run("tmutil", "status"))),
                 "spotlight": _spotlight(run("ps", "-Aceo", "pcpu=,comm=")),
             },
             "top_foreign": lambda: _top_foreign(
@@ -88,16 +91,6 @@ def _hid_idle_s(text: str) -> float | None:
     """Parse the seconds since the last key or pointer event from ``ioreg -c IOHIDSystem``."""
     match = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text)
     return round(int(match[1]) / 1e9, 1) if match else None
-
-
-def _displays(text: str) -> int | None:
-    """Count the active displays in ``ioreg -r -c IOMobileFramebuffer``; None if there is none."""
-    return text.count('"DisplayAttributes"') or None
-
-
-def _time_machine(text: str) -> bool:
-    """Return whether ``tmutil status`` reports a running Time Machine backup."""
-    return bool(re.search(r"Running\s*=\s*1\s*;", text))
 
 
 def _spotlight(text: str) -> bool:

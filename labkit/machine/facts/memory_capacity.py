@@ -114,6 +114,5 @@ def trim_heap() -> None:
     glibc keeps freed memory that lies below an allocation still in use. Once an array of up to
     32 MB has been freed, glibc also allocates further arrays of that size on the heap.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(ctypes.c_size_t(0))

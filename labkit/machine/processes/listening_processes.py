@@ -30,8 +30,7 @@ def find_listeners(url: str) -> list[int]:
     if not roots:
         raise NoListener(f"no process of this user listens on port {port}")
     this = {os.getpid(), *_parents(psutil.Process())}
-    starters = [pid for pid in roots if pid in this]
-    if starters:
+    if starters := [pid for pid in roots if pid in this]:
         raise NoListener(
             f"the server's process {starters[0]} is labkit itself or one of its parents"
         )

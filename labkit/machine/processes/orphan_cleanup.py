@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 
 from labkit.machine.processes.process_tree import ProcessTree
 
 
-class OrphanCleanup:
+class OrphanCleanup(AbstractContextManager["OrphanCleanup"]):
     """Context manager that kills or resumes the watched process trees if this process ends."""
 
     def __init__(self) -> None:
@@ -37,9 +38,6 @@ class OrphanCleanup:
         assert self._cleanup.stdin is not None
         self._cleanup.stdin.write(f"{line}\n".encode())
         self._cleanup.stdin.flush()
-
-    def __enter__(self) -> OrphanCleanup:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End the cleanup process. It kills or resumes the trees that are still watched."""

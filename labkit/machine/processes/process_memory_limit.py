@@ -89,9 +89,9 @@ def _join_cgroup(version: CgroupVersion, limit_bytes: int) -> bool:
 
 
 def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
-    """Return the path of the cgroup that limits process ``pid``. The folder need not exist.
+    """Return the path of the cgroup that limits process ``pid``, which need not exist.
 
-    The cgroup is a sibling of the one that process ``pid`` starts in, because cgroup v2 allows
+    It is a sibling of the one that process ``pid`` starts in, because cgroup v2 allows
     processes only in leaves. Call this only from that cgroup: in process ``pid`` before it moves,
     or in its parent.
     """

@@ -1,14 +1,10 @@
 """Thread placement: the busiest threads of processes that take turns run on the same cores.
 
-The cores of a virtual machine often differ in speed for seconds, because other machines use the
-same physical cores. (On two virtual cores the same loop took 1.0 ms on one and 0.6 ms on the other,
-and the other way round a few seconds later.) The scheduler leaves a busy thread where it is, so one
-process's busiest thread may stay on the slow core while another's has the fast one. Arms in one
-process share these threads. Arms in processes of their own get the same cores from this module:
-the threads of each arm are placed on the cores on which those of the first arm ran.
-
-In two studies of five and six sets each, two servers of labkit, one with a planted delay or a copy,
-differed from set to set by 1.3 to 2.1 % with placement, and by 2.2 to 3.9 % without.
+The cores of a virtual machine often differ in speed for seconds (the same loop took 1.0 ms on one
+and 0.6 ms on the other), and the scheduler leaves a busy thread where it is. Arms in one process
+share its threads. The threads of arms in processes of their own are placed on the cores on which
+those of the first arm ran. Two servers of labkit, one a copy or with a planted delay, then differed
+from set to set by 1.3 to 2.1 % (two studies of five and six sets), without by 2.2 to 3.9 %.
 
 Only Linux can place threads. Elsewhere nothing happens.
 """

@@ -40,7 +40,7 @@ class SupervisorError(RuntimeError):
     """The server's command cannot be run. The message is one line."""
 
 
-class SupervisedServer:
+class SupervisedServer(contextlib.AbstractContextManager["SupervisedServer"]):
     """A running server, which is killed when this process ends.
 
     ``pid``: the server's process id. ``command``: the server's program and arguments. The server
@@ -90,8 +90,6 @@ class SupervisedServer:
         self._finish()
 
     def _finish(self) -> None:
-        if self._exit_description is not None:
-            return
         report = self._reports.read()
         self._reports.close()
         self._supervisor.wait()
@@ -101,9 +99,6 @@ class SupervisedServer:
         self._exit_description = (
             json.loads(report)["ended"] if report else "the supervisor was killed"
         )
-
-    def __enter__(self) -> SupervisedServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -147,7 +142,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _server_preexec(group: int) -> Any:
-    """Return the ``preexec_fn`` of the server's process."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def prepare() -> None:
@@ -172,10 +166,7 @@ def _child_wakeup_fd() -> int:
 
 
 def _forward_log(server: subprocess.Popen[bytes], child_ended: int, log: _ServerLog) -> bool:
-    """Forward the log until the server ends or standard input, the owner's pipe, is readable.
-
-    Returns True if the owner has requested a stop, False if the server or the owner has ended.
-    """
+    """Forward the log until the server or its owner ends, or the owner requests a stop: True."""
     assert server.stdout is not None
     owner, output = sys.stdin.fileno(), server.stdout.fileno()
     watched = [owner, child_ended, output]
@@ -204,13 +195,10 @@ def _terminate(server: subprocess.Popen[bytes], log: _ServerLog) -> None:
 
 
 def _descendants() -> Iterator[int]:
-    """Yield the ids of this process's live descendants, repeatedly until none is left.
-
-    The caller kills each of them. The search is repeated at most ``MAX_KILL_ROUNDS`` times.
-    """
+    """Yield the ids of this process's live descendants, to be killed, until none is left."""
     for _ in range(MAX_KILL_ROUNDS):
         children = psutil.Process().children(recursive=True)
-        alive = [child for child in children if _is_running(child)]
+        alive = [child for child in children if _is_alive(child.pid)]
         if not alive:
             return
         yield from (child.pid for child in alive)
@@ -219,14 +207,7 @@ def _descendants() -> Iterator[int]:
 
 def _is_alive(pid: int) -> bool:
     try:
-        return _is_running(psutil.Process(pid))
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _is_running(process: Any) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

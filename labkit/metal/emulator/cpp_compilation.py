@@ -114,10 +114,7 @@ def _runtime_object(compiler: Compiler) -> Path:
     texts = [_resource(name) for name in RUNTIME]
     path = _folder() / f"runtime-{_digest(compiler, flags, *texts)}.o"
     if not path.exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            for name, text in zip(RUNTIME, texts, strict=True):
-                (Path(scratch) / name).write_text(text, encoding="utf-8")
-            _compile(compiler, [*flags, str(Path(scratch) / "runtime.cpp")], path)
+        _compile(compiler, [*flags, f"{_runtime_folder()}/runtime.cpp"], path)
     return path
 
 

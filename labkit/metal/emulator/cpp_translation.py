@@ -118,9 +118,8 @@ def translate(captured: CapturedKernel) -> Translation:
     signature = head[start : head.index(") {", start) + 1]
     buffers: list[Buffer] = []
     positions: list[str] = []
-    arguments: list[str] = []
-    for match in _PARAMETER.finditer(signature):
-        arguments.append(_argument(match, buffers, positions))
+    matches = _PARAMETER.finditer(signature)
+    arguments = [_argument(match, buffers, positions) for match in matches]
     code = _ARRAY.sub(_guarded_array, head)
     if _OTHER_DECLARATION.search(re.sub(r"//.*", "", code)):
         raise KernelFault("compile", "each threadgroup declaration must declare exactly one array")

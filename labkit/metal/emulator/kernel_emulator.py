@@ -17,12 +17,7 @@ import numpy as np
 
 from labkit.metal.emulator import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.cpp_compilation import BuildKind, compile_kernel
-from labkit.metal.emulator.cpp_translation import (
-    Buffer,
-    CapturedKernel,
-    capture_kernel,
-    translate,
-)
+from labkit.metal.emulator.cpp_translation import Buffer, CapturedKernel, capture_kernel, translate
 from labkit.metal.kernel_call import KernelCall
 
 SEEDED_FILL = 256  # not a byte: fill with garbage drawn from the seed

@@ -125,7 +125,6 @@ class GGUFTensor:
 
     @property
     def size(self) -> int:
-        """The tensor's bytes in the file."""
         return prod(self.shape) // self.type.block_values * self.type.block_bytes
 
 
@@ -306,11 +305,9 @@ class _HeaderReader:
     def value(self, kind: int, key: str) -> Any:
         if kind == STRING_TYPE:
             return self.string()
-        if kind == ARRAY_TYPE:
-            return self._array(self.unsigned(4), self.unsigned(8), key)
-        return self._numbers(kind, 1, key)[0].item()
-
-    def _array(self, kind: int, number: int, key: str) -> Any:
+        if kind != ARRAY_TYPE:
+            return self._numbers(kind, 1, key)[0].item()
+        kind, number = self.unsigned(4), self.unsigned(8)
         if kind != STRING_TYPE:
             return self._numbers(kind, number, key)
         _check_limit(number, MAX_ARRAY_STRINGS, f"strings in {key}")

@@ -96,11 +96,13 @@ def check_keys(
             raise GGUFError(f"{key}: labkit does not know this key, so it cannot leave it out")
         value = file.scalar(key)
         if not any(_equal(value, other) for other in neutral[suffix]):
-            raise GGUFError(f"{key} is {value}; mlx_lm's {model_type} does not compute this")
+            raise GGUFError(f"{key} is {value!r:.100}; mlx_lm's {model_type} does not compute this")
 
 
-def _equal(value: Any, other: Any) -> bool:
-    """Compare values, numbers up to the precision of float32 in the file."""
-    if isinstance(value, bool | str) or isinstance(other, bool):
-        return bool(value == other)
-    return bool(abs(value - other) <= 1e-6 * max(1.0, abs(other)))
+def _equal(value: Any, other: float) -> bool:
+    """Compare numbers up to the precision of float32 in the file. Texts and lists equal none."""
+    if not isinstance(value, int | float):
+        return False
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value == other
+    return abs(value - other) <= 1e-6 * max(1.0, abs(other))

@@ -59,21 +59,15 @@ class Dimensions:
     shared_inner: int
 
     def size_of(self, name: str) -> int:
-        """Return a dimension's size. ``name`` is a name from ``TensorRule.shape``."""
+        """Return a dimension's size. ``name``: one from ``TensorRule.shape``, else a field's."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "hidden": self.hidden,
-            "inner": self.inner,
+        products = {
             "twice inner": 2 * self.inner,
-            "heads": self.heads,
-            "head": self.head_dim,
             "queries": queries,
             "keys": keys,
             "queries, keys, values": queries + 2 * keys,
-            "experts": self.experts,
-            "expert inner": self.expert_inner,
-            "shared inner": self.shared_inner,
-        }[name]
+        }
+        return products[name] if name in products else int(getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -99,6 +93,8 @@ class GGUFArchitecture:
         cannot use the embedding as output.
         """
         traits, sizes = TRAITS[self.model_type], self.sizes
+        heads = {"self_attn.q_proj": sizes.heads, "self_attn.k_proj": sizes.kv_heads}
+        interleaved = heads if traits.interleaved else {}
         table = (sizes.vocab, sizes.hidden)
 
         def matrix(tensor: str, path: str) -> TargetParameter:
@@ -124,7 +120,7 @@ class GGUFArchitecture:
                     path + rule.name,
                     path + rule.parameter,
                     tuple(map(sizes.size_of, rule.shape)),
-                    self._interleaved_heads(rule),
+                    interleaved.get(rule.parameter),
                     rule.minus_one,
                 )
 
@@ -135,12 +131,6 @@ class GGUFArchitecture:
             for rule in LAYER_RULES[self.model_type]
             if not rule.optional or rule.optional in self.biases
         ]
-
-    def _interleaved_heads(self, rule: TensorRule) -> int | None:
-        if not TRAITS[self.model_type].interleaved:
-            return None
-        heads = {"self_attn.q_proj": self.sizes.heads, "self_attn.k_proj": self.sizes.kv_heads}
-        return heads.get(rule.parameter)
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json, without the keys for quantisation and tokens."""
@@ -167,10 +157,6 @@ class GGUFArchitecture:
 
 
 Settings = Callable[[GGUFFile, str, Dimensions], dict[str, Any]]
-
-
-def _no_settings(_file: GGUFFile, _name: str, _sizes: Dimensions) -> dict[str, Any]:
-    return {}
 
 
 def _mixtral(_file: GGUFFile, _name: str, sizes: Dimensions) -> dict[str, Any]:
@@ -208,11 +194,11 @@ def _gemma3(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
         raise GGUFError(
             f"{name}.final_logit_softcapping is set; mlx_lm's class does not have this option"
         )
-    every = file.count(f"{name}.attention.sliding_window_pattern", 6)
+    period = _full_layer_period(file, f"{name}.attention.sliding_window_pattern", 6)
     return {
         **_gemma_scale(sizes, 62),
         "sliding_window": sizes.window or sizes.context,
-        "sliding_window_pattern": every if sizes.window else 1,
+        "sliding_window_pattern": period if sizes.window else 1,
         "rope_local_base_freq": float(file.number(f"{name}.rope.freq_base_swa", 10_000.0)),
     }
 
@@ -246,8 +232,8 @@ def _alternating(every: int) -> Settings:
         if isinstance(file.metadata.get(key), np.ndarray):
             windowed = [bool(layer) for layer in file.metadata[key]]
         else:
-            period = file.count(key, every)
-            windowed = [(layer + 1) % max(period, 1) != 0 for layer in range(sizes.layers)]
+            period = _full_layer_period(file, key, every)
+            windowed = [(layer + 1) % period != 0 for layer in range(sizes.layers)]
         if len(windowed) != sizes.layers:
             raise GGUFError(
                 f"{key} has {len(windowed)} entries for {count_text(sizes.layers, 'layer')}"
@@ -256,6 +242,14 @@ def _alternating(every: int) -> Settings:
         return {"sliding_window": sizes.window, "layer_types": kinds}
 
     return settings
+
+
+def _full_layer_period(file: GGUFFile, key: str, default: int) -> int:
+    """Return how often a layer without a window follows. llama.cpp's 0 (never) is refused."""
+    period = file.count(key, default)
+    if period == 0:
+        raise GGUFError(f"{key} is 0; it must be 1 or more")
+    return period
 
 
 def _gpt_oss(file: GGUFFile, name: str, sizes: Dimensions) -> dict[str, Any]:
@@ -288,7 +282,7 @@ class ClassTraits:
     partial: bool = False
     scaling: tuple[str, ...] = ()
     windows: str = "context"
-    settings: Settings = _no_settings
+    settings: Settings | None = None
 
 
 ALL_SCALINGS = ("linear", "yarn", "llama3")
@@ -385,8 +379,12 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
         theta=theta,
         rope_scaling=scaling,
         tied="output.weight" not in file.tensors,
-        biases=_biases(file, model_type),
-        settings=traits.settings(file, name, sizes),
+        biases=frozenset(
+            rule.optional
+            for rule in LAYER_RULES[model_type]
+            if rule.optional and f"blk.0.{rule.tensor}" in file.tensors
+        ),
+        settings=traits.settings(file, name, sizes) if traits.settings else {},
     )
     _check_tensors(file, architecture)
     return architecture
@@ -419,15 +417,6 @@ def _read_dimensions(file: GGUFFile, name: str) -> Dimensions:
         used_experts=file.count(f"{name}.expert_used_count", 0),
         expert_inner=file.count(f"{name}.expert_feed_forward_length", inner),
         shared_inner=file.count(f"{name}.expert_shared_feed_forward_length", inner),
-    )
-
-
-def _biases(file: GGUFFile, model_type: str) -> frozenset[str]:
-    """Return the kinds of optional biases (``TensorRule.optional``) that the file has."""
-    return frozenset(
-        rule.optional
-        for rule in LAYER_RULES[model_type]
-        if rule.optional and f"blk.0.{rule.tensor}" in file.tensors
     )
 
 

@@ -68,7 +68,6 @@ class PreTokenizer:
     normalizes: bool = False
 
     def build(self) -> Any:
-        """Return the pre-tokenizer of the tokenizers library."""
         splits = [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns
         ]

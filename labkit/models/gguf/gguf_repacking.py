@@ -98,7 +98,6 @@ def _by_package(type_name: str) -> Callable[[ByteArray], NamedArrays]:
 
 
 def _floats(dtype: str) -> Callable[[ByteArray], NamedArrays]:
-    """Return a function that reads numbers of ``dtype``."""
     return lambda blocks: {"weight": _join_blocks(blocks).view(dtype)}
 
 

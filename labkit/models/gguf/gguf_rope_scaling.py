@@ -127,26 +127,20 @@ def _llama3(factors: npt.NDArray[np.float32], theta: float) -> dict[str, Any] | 
     if between.sum() >= 2 and factor > 1:
         s = (1 / factors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
         slope, start = np.polyfit(frequencies[between], s, 1)
-        scaling = {
-            "factor": factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": _tidy(1 - 1 / start),
-            "original_max_position_embeddings": round(-slope / start),
-        }
-        if _deviation(scaling, factors, frequencies) < MAX_RELATIVE_ERROR:
-            return {"type": "llama3", "rope_type": "llama3", **scaling}
+        low, high, context = 1.0, _tidy(1 - 1 / start), round(-slope / start)
+        s = np.clip((context * frequencies - low) / (high - low), 0, 1)
+        computed = 1 / ((1 - s) / factor + s)
+        if np.abs(computed / factors - 1).max() < MAX_RELATIVE_ERROR:
+            return {
+                "type": "llama3",
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": context,
+            }
     raise GGUFError(f"the factors of tensor {FACTORS} are not those of Llama 3's scaling")
 
 
 def _tidy(number: float) -> float:
     return float(round(number)) if abs(number - round(number)) < 1e-3 else float(number)
-
-
-def _deviation(
-    scaling: dict[str, Any], factors: npt.NDArray[np.float32], frequencies: npt.NDArray[np.float64]
-) -> float:
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    cycles = scaling["original_max_position_embeddings"] * frequencies
-    s = np.clip((cycles - low) / (high - low), 0, 1)
-    computed = 1 / ((1 - s) / scaling["factor"] + s)
-    return float(np.abs(computed / factors - 1).max())

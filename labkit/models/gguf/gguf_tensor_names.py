@@ -6,7 +6,7 @@ of parameters are those of ``mlx_lm.models``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,8 @@ class TensorRule:
 
     @property
     def name(self) -> str:
-        """The parameter's name, within its layer."""
-        return self.parameter if self.bare else f"{self.parameter}.{self.suffix}"
-
-    @property
-    def suffix(self) -> str:
-        """``weight`` or ``bias``."""
-        return self.tensor.rpartition(".")[2]
+        suffix = self.tensor.rpartition(".")[2]  # ``weight`` or ``bias``
+        return self.parameter if self.bare else f"{self.parameter}.{suffix}"
 
 
 def _matrix(tensor: str, parameter: str, *shape: str) -> TensorRule:
@@ -65,21 +60,18 @@ _QKV_BIASES = (
     _bias("attn_k", "self_attn.k_proj", "keys"),
     _bias("attn_v", "self_attn.v_proj", "keys"),
 )
+_OPTIONAL_QKV_BIASES = tuple(replace(rule, optional="attention_bias") for rule in _QKV_BIASES)
 # In mlx_lm one option (``attention_bias``, ``mlp_bias``) stands for all biases of a kind.
 _OPTIONAL_BIASES = (
-    _bias("attn_q", "self_attn.q_proj", "queries", optional="attention_bias"),
-    _bias("attn_k", "self_attn.k_proj", "keys", optional="attention_bias"),
-    _bias("attn_v", "self_attn.v_proj", "keys", optional="attention_bias"),
+    *_OPTIONAL_QKV_BIASES,
     _bias("attn_output", "self_attn.o_proj", "hidden", optional="attention_bias"),
     _bias("ffn_gate", "mlp.gate_proj", "inner", optional="mlp_bias"),
     _bias("ffn_up", "mlp.up_proj", "inner", optional="mlp_bias"),
     _bias("ffn_down", "mlp.down_proj", "hidden", optional="mlp_bias"),
 )
-# glm4 has no bias of the output projection.
-_OPTIONAL_QKV_BIASES = _OPTIONAL_BIASES[:3]
 _HEAD_NORMS = (
-    _norm("attn_q_norm", "self_attn.q_norm", "head"),
-    _norm("attn_k_norm", "self_attn.k_norm", "head"),
+    _norm("attn_q_norm", "self_attn.q_norm", "head_dim"),
+    _norm("attn_k_norm", "self_attn.k_norm", "head_dim"),
 )
 _FULL_NORMS = (
     _norm("attn_q_norm", "self_attn.q_norm", "queries"),
@@ -91,10 +83,7 @@ _GEMMA_NORMS = (
     _norm("ffn_norm", "pre_feedforward_layernorm", minus=True),
     _norm("post_ffw_norm", "post_feedforward_layernorm", minus=True),
 )
-_GEMMA_HEAD_NORMS = (
-    _norm("attn_q_norm", "self_attn.q_norm", "head", minus=True),
-    _norm("attn_k_norm", "self_attn.k_norm", "head", minus=True),
-)
+_GEMMA_HEAD_NORMS = tuple(replace(rule, minus_one=True) for rule in _HEAD_NORMS)
 _FUSED_MLP = (
     _matrix("ffn_up", "mlp.gate_up_proj", "twice inner", "hidden"),
     _matrix("ffn_down", "mlp.down_proj", "hidden", "inner"),
@@ -102,11 +91,10 @@ _FUSED_MLP = (
 
 
 def _experts(path: str) -> tuple[TensorRule, ...]:
-    """Return the stacked matrices of experts at ``path``."""
     return (
-        _matrix("ffn_gate_exps", f"{path}.gate_proj", "experts", "expert inner", "hidden"),
-        _matrix("ffn_up_exps", f"{path}.up_proj", "experts", "expert inner", "hidden"),
-        _matrix("ffn_down_exps", f"{path}.down_proj", "experts", "hidden", "expert inner"),
+        _matrix("ffn_gate_exps", f"{path}.gate_proj", "experts", "expert_inner", "hidden"),
+        _matrix("ffn_up_exps", f"{path}.up_proj", "experts", "expert_inner", "hidden"),
+        _matrix("ffn_down_exps", f"{path}.down_proj", "experts", "hidden", "expert_inner"),
     )
 
 
@@ -116,17 +104,17 @@ def _router(path: str) -> TensorRule:
 
 _SHARED_EXPERT = (
     TensorRule("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate", ("hidden",)),
-    _matrix("ffn_gate_shexp", "mlp.shared_expert.gate_proj", "shared inner", "hidden"),
-    _matrix("ffn_up_shexp", "mlp.shared_expert.up_proj", "shared inner", "hidden"),
-    _matrix("ffn_down_shexp", "mlp.shared_expert.down_proj", "hidden", "shared inner"),
+    _matrix("ffn_gate_shexp", "mlp.shared_expert.gate_proj", "shared_inner", "hidden"),
+    _matrix("ffn_up_shexp", "mlp.shared_expert.up_proj", "shared_inner", "hidden"),
+    _matrix("ffn_down_shexp", "mlp.shared_expert.down_proj", "hidden", "shared_inner"),
 )
 _SINKS_AND_BIASES = (
     TensorRule("attn_sinks.weight", "self_attn.sinks", ("heads",), bare=True),
     *_QKV_BIASES,
     _bias("attn_output", "self_attn.o_proj", "hidden"),
     _bias("ffn_gate_inp", "mlp.router", "experts"),
-    _bias("ffn_gate_exps", "mlp.experts.gate_proj", "experts", "expert inner"),
-    _bias("ffn_up_exps", "mlp.experts.up_proj", "experts", "expert inner"),
+    _bias("ffn_gate_exps", "mlp.experts.gate_proj", "experts", "expert_inner"),
+    _bias("ffn_up_exps", "mlp.experts.up_proj", "experts", "expert_inner"),
     _bias("ffn_down_exps", "mlp.experts.down_proj", "experts", "hidden"),
 )
 
@@ -179,7 +167,7 @@ LAYER_RULES: dict[str, tuple[TensorRule, ...]] = {
         _norm("ffn_norm", "post_attention_layernorm"),
         _norm("post_ffw_norm", "post_mlp_layernorm"),
         *_ATTENTION,
-        *_OPTIONAL_QKV_BIASES,
+        *_OPTIONAL_QKV_BIASES,  # there is none of the output projection
         *_FUSED_MLP,
     ),
     "gpt_oss": (

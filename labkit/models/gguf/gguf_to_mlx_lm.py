@@ -47,7 +47,6 @@ def converted_path(*, digest: str, name: str) -> Path:
 def _write_model(
     file: gguf_header.GGUFFile, model: gguf_model_config.GGUFArchitecture, folder: Path
 ) -> None:
-    """Convert a model and write all files into ``folder``."""
     gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
     generation = gguf_tokenizer.generation_config(file)
     config = {**model.config(), **_quantization(file, model), **generation}

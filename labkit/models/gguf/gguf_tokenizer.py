@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
-from labkit.models.gguf.gguf_pre_tokenizers import find_pre_tokenizer
+from labkit.models.gguf.gguf_pre_tokenizers import PreTokenizer, find_pre_tokenizer
 
 # In a file with one of these words in its name, special tokens swallow the white space after them,
 # except some.
@@ -23,6 +23,9 @@ SPACE = "\u2581"  # replaces every space of a text
 UNKNOWN_TOKEN = 2  # a value of tokenizer.ggml.token_type
 
 MAX_TOKENS = 1 << 20
+# Of a token of SentencePiece, which is split at every character. By default it trains tokens of 16
+# characters at most.
+MAX_TOKEN_CHARACTERS = 1 << 10
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
 # Keys of the ids that end a text, a turn and a message.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -55,18 +58,14 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
 
     Raises ``GGUFError`` if the tokenizer is not supported, or its lists do not match each other.
     """
-    kind = _kind(file)
+    is_spm = _kind(file) == SENTENCE_PIECE
     tokens = file.strings("tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(tokens) > MAX_TOKENS or len(vocab) != len(tokens):
         raise GGUFError(
             f"the vocabulary of {len(tokens)} tokens has duplicates or more than {MAX_TOKENS}"
         )
-    if kind == SENTENCE_PIECE:
-        adds_space = _flag(file, "tokenizer.ggml.add_space_prefix", default=True)
-        built = build_spm(file, tokens, vocab, adds_space=adds_space)
-    else:
-        built = _build_bpe(file, vocab)
+    built = _build_spm(file, tokens, vocab) if is_spm else _build_bpe(file, vocab)
     _add_added_tokens(built, file, tokens)
     _add_special_tokens_processor(built, file, tokens)
     return built
@@ -83,8 +82,12 @@ def _kind(file: GGUFFile) -> str:
     return kind
 
 
+def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
+    return find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default"))
+
+
 def _build_bpe(file: GGUFFile, vocab: dict[str, int]) -> Tokenizer:
-    pre = find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default"))
+    pre = _pre_tokenizer(file)
     try:
         built = Tokenizer(
             models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=pre.ignores_merges)
@@ -161,7 +164,8 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     """Add the tokens that are matched whole. As in llama.cpp, an end by its text is always one."""
-    kinds, strips = _token_types(file), _strips_spaces(file)
+    kinds, model = _token_types(file), file.metadata.get("general.name")
+    strips = isinstance(model, str) and any(name in model.lower() for name in PHI3_NAMES)
     ends = _end_token_ids(file) & _ends_by_text(file)
     for index, (kind, token) in enumerate(zip(kinds, tokens, strict=bool(len(kinds)))):
         added = AddedToken(token, normalized=False, rstrip=strips and token not in KEPT_SPACES)
@@ -172,19 +176,14 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
             built.add_tokens([added])
 
 
-def _strips_spaces(file: GGUFFile) -> bool:
-    """Return whether llama.cpp drops the white space after a special token: that of Phi-3."""
-    name = file.metadata.get("general.name")
-    return isinstance(name, str) and any(word in name.lower() for word in PHI3_NAMES)
-
-
 def _token_types(file: GGUFFile) -> list[int]:
     """Return the type of each token, or an empty list if the file does not have the types."""
-    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
+    kinds = file.metadata.get("tokenizer.ggml.token_type", np.empty(0, np.int32))
     number = len(file.strings("tokenizer.ggml.tokens"))
-    if not isinstance(kinds, np.ndarray | tuple) or len(kinds) not in (0, number):
+    is_integers = isinstance(kinds, np.ndarray) and kinds.dtype.kind in "iu"
+    if not is_integers or len(kinds) not in (0, number):
         raise GGUFError(
-            f"tokenizer.ggml.token_type must be a list of {number} numbers, one for each token"
+            f"tokenizer.ggml.token_type must be a list of {number} integers, one for each token"
         )
     return [int(kind) for kind in kinds]
 
@@ -195,10 +194,7 @@ def _add_special_tokens_processor(built: Tokenizer, file: GGUFFile, tokens: list
     If the file has no ``add_bos_token``, the default is llama.cpp's for the file's pre-tokenizer or
     for SentencePiece.
     """
-    if _kind(file) == SENTENCE_PIECE:
-        default_bos = True
-    else:
-        default_bos = find_pre_tokenizer(file.string("tokenizer.ggml.pre", "default")).adds_bos
+    default_bos = _kind(file) == SENTENCE_PIECE or _pre_tokenizer(file).adds_bos
     adds_bos = _flag(file, "tokenizer.ggml.add_bos_token", default=default_bos)
     adds_eos = _flag(file, "tokenizer.ggml.add_eos_token", default=False)
     bos = [_token_id(file, "tokenizer.ggml.bos_token_id")] if adds_bos else []
@@ -224,9 +220,7 @@ def _token_id(file: GGUFFile, key: str) -> int:
     return index
 
 
-def build_spm(
-    file: GGUFFile, tokens: list[str], vocab: dict[str, int], *, adds_space: bool
-) -> Tokenizer:
+def _build_spm(file: GGUFFile, tokens: list[str], vocab: dict[str, int]) -> Tokenizer:
     """Build the tokenizer of a SentencePiece vocabulary, without its added tokens.
 
     The vocabulary has a score per token instead of a list of merges: of all neighbouring pairs that
@@ -234,14 +228,20 @@ def build_spm(
     needs a ranked list, so every merge is ranked by the score of the token that it forms.
     Characters without a token become the tokens of their bytes.
 
-    ``file``: the GGUF file. ``tokens``, ``vocab``: the tokens by id, and the ids by token.
-    ``adds_space``: whether a space is put before a text. Raises ``GGUFError`` if the scores do not
-    match the tokens.
+    Raises ``GGUFError`` if the scores or the types do not match the tokens, or a token has more
+    than ``MAX_TOKEN_CHARACTERS``.
     """
+    adds_space = _flag(file, "tokenizer.ggml.add_space_prefix", default=True)
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
         raise GGUFError(f"tokenizer.ggml.scores must have {len(tokens)} numbers")
-    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
+    longest = max(map(len, tokens), default=0)
+    if longest > MAX_TOKEN_CHARACTERS:
+        raise GGUFError(
+            f"a token of SentencePiece has {longest} characters; the limit is "
+            f"{MAX_TOKEN_CHARACTERS}"
+        )
+    kinds = _token_types(file)
     unknown = [token for token, kind in zip(tokens, kinds, strict=False) if kind == UNKNOWN_TOKEN]
     try:
         built = Tokenizer(

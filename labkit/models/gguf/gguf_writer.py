@@ -16,6 +16,7 @@ from typing import Any
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
 from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
+from labkit.models.gguf.gguf_tensor_names import LAYER_RULES
 
 RECIPE_VERSION = 3  # part of the file's name: raise it when the file's content changes
 ARCHITECTURES = ("qwen3", "llama")
@@ -24,17 +25,7 @@ GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    **{rule.parameter: rule.tensor.rpartition(".")[0] for rule in LAYER_RULES["qwen3"]},
 }
 OPTION = "engine.server.command: {gguf}"
 REMEDY = "name a GGUF file in the command instead"
@@ -187,12 +178,6 @@ def _head_dim(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _rope_theta(config: dict[str, Any]) -> float:
-    """Return the base of RoPE, which transformers 5 writes into ``rope_parameters``."""
-    nested = (config.get("rope_parameters") or {}).get("rope_theta")
-    return float(config.get("rope_theta") or nested or DEFAULT_ROPE_THETA)
-
-
 def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("labkit")
     writer.add_block_count(config["num_hidden_layers"])
@@ -205,7 +190,8 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_value_length(_head_dim(config))
     writer.add_rope_dimension_count(_head_dim(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(_rope_theta(config))
+    nested = (config.get("rope_parameters") or {}).get("rope_theta")  # of transformers 5
+    writer.add_rope_freq_base(float(config.get("rope_theta") or nested or DEFAULT_ROPE_THETA))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(0)  # ALL_F32
 

@@ -1,22 +1,42 @@
-"""Build a model directory for ``mlx_lm.load`` with random weights from a seed."""
+"""Build a model directory for ``mlx_lm.load`` with random weights from a seed.
+
+The weights are scaled so that attention is selective and logits are decisive: a model with plain
+random weights repeats a single token for ever. Here every matrix has the scale 1/sqrt(fan-in), so
+each branch adds about as much to the residual stream as the embedding. The gains of the query and
+key norms make attention select a few tokens instead of averaging all of them. The output matrix is
+not tied to the embedding: if it were, the last token would get the largest logit again. The heads
+of a recurrent layer forget at rates from ``SLOWEST`` to ``FASTEST``.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from labkit.config import ModelShape, to_plain
+import numpy as np
+import numpy.typing as npt
+
+from labkit.config import ConfigError, ModelShape, to_plain
 from labkit.machine import cache_dir
 from labkit.models import model_json
 from labkit.models.synthetic import tensor_shapes
-from labkit.models.synthetic.tokenizer_corpus import corpus_texts
 
 RECIPE_VERSION = 1  # part of the cache key: raise it when the files that are built change
 LIBRARIES = ("numpy", "safetensors", "tokenizers")
+TEXTS_FOLDER = "workload/texts"
+QUESTIONS_FILE = "workload/questions.json"
+QK_GAIN = 2.0  # weight of q_norm and k_norm: attention logits get a standard deviation of 4
+LOGIT_SCALE = 3.0  # standard deviation of the logits
+# Rates at which the heads of a recurrent layer forget: at rate r a head remembers about 1/r tokens.
+SLOWEST, FASTEST = 0.02, 2.0
 
 
 def build(shape: ModelShape, *, seed: int, name: str) -> Path:
@@ -56,21 +76,16 @@ class ModelRecipe:
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
     def write(self, folder: Path) -> None:
-        """Write the model's four files into ``folder``."""
         from safetensors.numpy import save_file
 
-        from labkit.models.synthetic import synthetic_weights, train_bpe
+        from labkit.models.synthetic import train_bpe
 
         tokenizer = train_bpe.train(self.texts, vocab_size=self.shape.vocab_size, seed=self.seed)
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         model_json.write_object(folder / "tokenizer_config.json", tokenizer_config())
         model_json.write_object(folder / "config.json", model_config(self.shape))
         path = folder / "model.safetensors"
-        save_file(
-            synthetic_weights.make_weights(self.shape, seed=self.seed),
-            path,
-            metadata={"format": "mlx"},
-        )
+        save_file(make_weights(self.shape, seed=self.seed), path, metadata={"format": "mlx"})
         path.chmod(0o644)  # safetensors makes the file readable only by its owner
 
 
@@ -103,7 +118,6 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _windowed_config(shape: ModelShape) -> dict[str, Any]:
-    """Return the entries of config.json in which a llama with sliding windows differs."""
     kinds = {True: "sliding_attention", False: "full_attention"}
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -149,3 +163,77 @@ def tokenizer_config() -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": 40960,
     }
+
+
+def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the weights of a model by name, in float32. Matrices are ``[..., out, in]``."""
+    weights = {}
+    for name, size in tensor_shapes.matrices(shape).items():
+        deviation = size[-1] ** -0.5
+        if name == "model.embed_tokens":
+            deviation = 1.0
+        elif name == "lm_head":
+            deviation *= LOGIT_SCALE
+        elif name.endswith(".q_proj") and (shape.kv_lora_rank or shape.sliding_window):
+            deviation *= QK_GAIN**2  # neither has norms of queries and keys
+        weights[f"{name}.weight"] = _draw_matrix(name, size, deviation, seed)
+    for name, length in tensor_shapes.vectors(shape).items():
+        gain = QK_GAIN if name.endswith(("q_norm", "k_norm")) else 1.0
+        weights[f"{name}.weight"] = np.full(length, gain, np.float32)
+    for index in range(shape.num_layers):
+        if not shape.has_attention(index):
+            weights |= _recurrence(shape, f"model.layers.{index}.linear_attn", seed)
+    return weights
+
+
+def _recurrence(shape: ModelShape, layer: str, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return a recurrent layer's convolution and the rates at which its heads forget, by name."""
+    name, kernel = f"{layer}.conv1d", tensor_shapes.CONV_KERNEL
+    size = (tensor_shapes.convolved_width(shape), kernel, 1)
+    return {
+        f"{name}.weight": _draw_matrix(name, size, kernel**-0.5, seed),
+        f"{layer}.A_log": np.linspace(
+            np.log(SLOWEST), np.log(FASTEST), shape.num_heads, dtype=np.float32
+        ),
+        f"{layer}.dt_bias": np.zeros(shape.num_heads, np.float32),
+    }
+
+
+def _draw_matrix(
+    name: str, size: tuple[int, ...], deviation: float, seed: int
+) -> npt.NDArray[np.float32]:
+    """Draw a matrix from its own random stream, so that it does not depend on other matrices."""
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values = generator.standard_normal(size, dtype=np.float32)
+    values *= np.float32(deviation)
+    return values
+
+
+def corpus_texts(package: Traversable | None = None) -> tuple[str, ...]:
+    """Return all packaged texts, then all strings of questions.json, in a fixed order.
+
+    ``package``: the folder that contains ``workload/``; by default the package labkit. Raises
+    ``ConfigError`` if the installation lacks the files.
+    """
+    package = files("labkit") if package is None else package
+    folder = package.joinpath(TEXTS_FOLDER)
+    names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
+    texts = [folder.joinpath(n).read_text("utf-8") for n in names if n.endswith(".md")]
+    questions = package.joinpath(QUESTIONS_FILE)
+    if not texts or not questions.is_file():
+        missing = f"{TEXTS_FOLDER}/*.md" if not texts else QUESTIONS_FILE
+        raise ConfigError(
+            f"the installation of labkit is incomplete: {package} has no {missing}; reinstall it"
+        )
+    return (*texts, *_strings(json.loads(questions.read_text("utf-8"))))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

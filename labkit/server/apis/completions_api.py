@@ -28,6 +28,7 @@ from labkit.server.apis.request_checks import (
     min_output,
     min_tokens_constraint,
     num_choices,
+    requested_priority,
     structured_grammar,
     to_params,
 )
@@ -57,6 +58,7 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     check_stream(request)
     prompt_only = _is_prompt_only(request)
     n = num_choices(service, request.n)
+    priority = requested_priority(service, request.priority)
     service.check_num_completions(_num_prompts(request.prompt) * n)
     prompts = await _prompts(service, request.prompt)
     allowed = [
@@ -83,11 +85,18 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
     if request.structured_outputs is not None:
         constraint = await structured_grammar(service, request, request.structured_outputs)
     else:
-        constraint = min_tokens_constraint(service, request, min(allowed))
+        constraint = min_tokens_constraint(service, request, 0 if prompt_only else min(allowed))
     call_id = new_id("cmpl")
     texts = await _prompt_texts(service, request, prompts)
     generation = service.generate(
-        call_id, prompts, params, n, constraint, max_tokens=allowed, prompt_only=prompt_only
+        call_id,
+        prompts,
+        params,
+        n,
+        constraint,
+        max_tokens=allowed,
+        prompt_only=prompt_only,
+        priority=priority,
     )
     writer = CompletionWriter(service, request, call_id, generation, prompts, texts, n)
     return GenerationResponse(generation, service.options.timeout_s, writer, request.stream)

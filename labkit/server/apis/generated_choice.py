@@ -91,10 +91,7 @@ async def build_body(
     write: Callable[[Sequence[GeneratedChoice]], bytes],
     choices: Sequence[GeneratedChoice],
 ) -> bytes:
-    """Return the body that ``write`` makes of all choices of a response.
-
-    A body with many log probabilities is built in a thread, because it may take seconds.
-    """
+    """Return the body of all choices, built in a thread if it has many log probabilities."""
     count = sum(1 + len(item.top) for choice in choices for item in choice.logprobs)
     has_prompt = any(choice.prompt_logprobs is not None for choice in choices)
     if has_prompt or count > MAX_LOGPROBS_ON_LOOP:
@@ -165,10 +162,7 @@ class ChoicesWriter(ABC):
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Return the usage object.
-
-    ``cached_tokens`` is the number of prompt tokens that were in the prefix cache.
-    """
+    """Return the usage object. ``cached_tokens`` of the prompts were in the prefix cache."""
     total, details = prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
     return Usage(prompt_tokens, completion_tokens, total, details)
 

@@ -18,7 +18,11 @@ from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.constraints.tool_call_parser import ParsedToolCall
 from labkit.server.generation.api_generation import Part
-from labkit.server.generation.http_response import GenerationResponse, named_sse_event
+from labkit.server.generation.http_response import (
+    GenerationResponse,
+    json_response,
+    named_sse_event,
+)
 from labkit.server.generation.prompt_encoding import check_contents, encode_conversation
 from labkit.server.generation.service import Service
 from labkit.server.generation.template_messages import TemplateMessages
@@ -89,15 +93,11 @@ async def create_response(service: Service, body: bytes) -> GenerationResponse:
 
 
 async def count_tokens(service: Service, body: bytes) -> Response:
-    """Return the number of tokens of a conversation's prompt. It may exceed the context length.
-
-    Raises ``ApiError`` if the request is invalid.
-    """
+    """Return the number of tokens of a conversation's prompt, which may exceed the context."""
     request = decode(_count_decoder, body)
     messages, tools, options = _conversation(service, request)
     prompt = await encode_conversation(service, messages, tools.definitions, options=options)
-    encoded = msgspec.json.encode(TokenCount(len(prompt)))
-    return Response(encoded, media_type="application/json")
+    return json_response(TokenCount(len(prompt)))
 
 
 def _conversation(
@@ -148,11 +148,7 @@ def _choice_name(request: CountTokensRequest) -> str | FunctionName:
 
 
 def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
-    """Add a message to the template's messages. Each tool result becomes a message of its own.
-
-    Raises ``ApiError`` if a user message contains a tool call, an assistant message contains a tool
-    result, or a result's id matches no earlier call.
-    """
+    """Add a message to the template's messages. Each tool result becomes a message of its own."""
     content, is_user = message.content, message.role == "user"
     blocks = [TextParam(text=content)] if isinstance(content, str) else content
     if any(isinstance(block, ToolUseParam if is_user else ToolResultParam) for block in blocks):
@@ -171,10 +167,7 @@ def _add_message(conversation: TemplateMessages, message: MessageParam) -> None:
 
 
 def _add_results(conversation: TemplateMessages, blocks: Sequence[Any]) -> None:
-    """Add a user message's tool results and texts in the order of its blocks.
-
-    The result of a tool that failed begins with ``Error:``.
-    """
+    """Add a user message's tool results, failed ones with ``Error:``, and texts, in order."""
     for is_result, group in itertools.groupby(blocks, lambda b: isinstance(b, ToolResultParam)):
         if is_result:
             for block in group:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from labkit.engine.request import SamplingParams
+from labkit.server.constraints.grammar_compiler import GrammarSource
 from labkit.server.constraints.min_tokens import MinTokensConstraint
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.generation.service import Service
@@ -79,10 +80,7 @@ def check_stream(sampling: Sampling) -> None:
 
 
 def check_free_length(sampling: Sampling, other: str) -> None:
-    """Raise ``ApiError`` if an option sets the output's length, because a grammar determines it.
-
-    ``other`` is the request's field that contains the grammar.
-    """
+    """Raise ``ApiError`` if an option sets the output's length, as a grammar in ``other`` does."""
     for name in ("ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise invalid(f"{name} cannot be combined with {other}", name)
@@ -128,20 +126,17 @@ async def structured_grammar(
     """
     param = "structured_outputs"
     check_free_length(sampling, param)
-    fields = [name for name in outputs.__struct_fields__ if getattr(outputs, name)]
-    if outputs.json is not None and "json" not in fields:
-        fields.append("json")
-    if len(fields) != 1:
-        raise invalid(
-            f"structured_outputs: set exactly one of {', '.join(outputs.__struct_fields__)}", param
-        )
+    names = outputs.__struct_fields__
+    given = [n for n in names if getattr(outputs, n) or (n == "json" and outputs.json is not None)]
+    if len(given) != 1:
+        raise invalid(f"structured_outputs: set exactly one of {', '.join(names)}", param)
     grammars = service.grammars
     if outputs.regex is not None:
-        return await grammars.from_regex(outputs.regex, param)
+        return await grammars.build(GrammarSource("regex", outputs.regex), param)
     if outputs.choice is not None:
         return await grammars.from_choices(outputs.choice, param)
     if outputs.grammar is not None:
-        return await grammars.from_lark(outputs.grammar, param)
+        return await grammars.build(GrammarSource("lark", outputs.grammar), param)
     schema = {"type": "object"} if outputs.json is None else outputs.json
     if isinstance(schema, str):
         try:
@@ -149,6 +144,17 @@ async def structured_grammar(
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(f"structured_outputs.json: {error}", param) from None
     return await grammars.from_schema(schema, param)
+
+
+def requested_priority(service: Service, priority: int | None) -> int:
+    """Return a request's priority, by default 0.
+
+    Raises ``ApiError`` if it is another one, and the engine's queue takes none.
+    """
+    if priority and not service.takes_priorities:
+        needed = "needs engine.scheduler.queue=priority, or a queue class of your own"
+        raise invalid(f"priority={priority}: {needed}", "priority")
+    return priority or 0
 
 
 def num_choices(service: Service, n: int | None) -> int:

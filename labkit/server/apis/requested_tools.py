@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from labkit.server.constraints.grammar_compiler import GrammarSource
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.constraints.tool_call_parser import ToolCallFormat, ToolCallParser
 from labkit.server.generation.service import Service
@@ -54,13 +55,10 @@ class RequestedTools:
                 "tool_choice: calls cannot be enforced in this model's tool format; use auto",
                 "tool_choice",
             )
-        return await service.grammars.from_lark(grammar, "tools")
+        return await service.grammars.build(GrammarSource("lark", grammar), "tools")
 
     def check_text_format(self, field: str) -> None:
-        """Refuse a text format with ``ApiError`` if the model may call functions.
-
-        ``field`` is the request's field that sets the text format.
-        """
+        """Raise ``ApiError`` if the model may call functions, though ``field`` sets a format."""
         if self.call_format is not None:
             raise invalid(
                 f"{field} cannot be combined with tools, unless tool_choice is none", field

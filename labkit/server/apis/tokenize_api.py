@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from labkit.server.apis.chat_api import encode_prompt
 from labkit.server.apis.request_checks import check_model
+from labkit.server.generation.http_response import json_response
 from labkit.server.generation.prompt_encoding import encode_text, is_long
 from labkit.server.generation.service import Service
 from labkit.server.types.api_error import invalid
@@ -79,7 +80,7 @@ async def tokenize(service: Service, body: bytes) -> Response:
         if request.return_token_strs
         else UNSET
     )
-    return _json_response(TokenizeResponse(len(tokens), service.max_model_len, tokens, strings))
+    return json_response(TokenizeResponse(len(tokens), service.max_model_len, tokens, strings))
 
 
 async def _encode(service: Service, request: TokenizeRequest) -> list[int]:
@@ -102,10 +103,7 @@ async def _encode(service: Service, request: TokenizeRequest) -> list[int]:
 
 
 async def detokenize(service: Service, body: bytes) -> Response:
-    """Return the text of token ids.
-
-    Raises ``ApiError`` if the request is invalid, or an id is not in the vocabulary.
-    """
+    """Return the text of token ids. Raises ``ApiError`` if the request or an id is invalid."""
     request = decode(_detokenize_decoder, body)
     check_model(service, request.model or service.name)
     if len(request.tokens) > service.max_model_len:
@@ -117,8 +115,4 @@ async def detokenize(service: Service, body: bytes) -> Response:
     text = await service.run_in_thread(
         service.tokenizer.decode, request.tokens, long=is_long(request.tokens)
     )
-    return _json_response(DetokenizeResponse(text))
-
-
-def _json_response(value: Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return json_response(DetokenizeResponse(text))

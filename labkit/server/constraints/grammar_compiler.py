@@ -47,10 +47,7 @@ class GrammarCompiler:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of llguidance. Reading it holds the GIL.
-
-        Raises ``GrammarError`` if llguidance does not support the model's tokenizer.
-        """
+        """The tokenizer of llguidance, or ``GrammarError``. Reading it holds the GIL."""
         from llguidance import LLTokenizer
 
         try:

@@ -29,10 +29,7 @@ MAX_MASK_CPU_S = 0.01
 
 
 def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Read the tokenizer and return the function that tries a grammar.
-
-    If llguidance does not support the tokenizer, that is the answer to every task.
-    """
+    """Return the function that tries a grammar. Without tokenizer it answers the reason."""
     os.nice(NICENESS)
     compiler = GrammarCompiler(**setup["compiler"])
     try:

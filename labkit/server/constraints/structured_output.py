@@ -41,11 +41,17 @@ from labkit.server.types.api_error import invalid
 MAX_CACHED_RESULTS = 1024  # of 0.5 kB each at most
 
 
-class GrammarProcesses:
-    """Finds out whether a grammar can be enforced within the limits of ``options``."""
+class Grammars:
+    """Builds grammar constraints for a model's vocabulary.
+
+    A grammar is compiled in a process of its own first, within the limits of ``options``. Only if
+    that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
+    grammar is not shared between requests, because it is unusable after it exceeds a limit.
+    """
 
     def __init__(self, options: config.Server, compiler: GrammarCompiler) -> None:
         self._options = options
+        self._compiler = compiler
         self._pool = WorkerPool(
             WorkerOptions(
                 "labkit.server.constraints.grammar_trial_worker",
@@ -56,9 +62,48 @@ class GrammarProcesses:
             )
         )
         self._results: OrderedDict[bytes, str | None] = OrderedDict()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def load_tokenizer(self) -> None:
+        """Read the tokenizer, which holds the GIL. Without it, grammars are refused."""
+        with contextlib.suppress(GrammarError):
+            _ = self._compiler.tokenizer
+
+    async def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
+        """Return a constraint that enforces a JSON schema.
+
+        ``param`` is the request's field that contains the schema, for error messages. Raises
+        ``ApiError`` if llguidance cannot enforce the schema within the limits or the model has no
+        end-of-text token (400), or if too many grammars are being compiled (429).
+        """
+        try:
+            text = msgspec.json.encode(schema).decode()
+        except RecursionError:
+            raise invalid(f"{param}: the schema is nested too deeply", param) from None
+        return await self.build(GrammarSource("json_schema", text), param)
+
+    async def from_choices(self, choices: Sequence[str], param: str) -> GrammarConstraint:
+        """Return a constraint that allows only these texts; errors as in ``from_schema``."""
+        self._check_size(sum(map(len, choices)) + 4 * len(choices), param)
+        texts = " | ".join(map(json.JSONEncoder(ensure_ascii=False).encode, choices))
+        return await self.build(GrammarSource("lark", f"start: {texts}\n"), param)
+
+    async def build(self, source: GrammarSource, param: str) -> GrammarConstraint:
+        """Return a constraint that the entire output matches; errors as in ``from_schema``."""
+        if not self._compiler.eos_token_ids:
+            raise invalid(f"{param}: the model has no end-of-text token", param)
+        self._check_size(len(source.text.encode()), param)
+        try:
+            await self.check(source)
+            matcher = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._compiler.compile, source
+            )
+        except GrammarError as error:
+            raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
+        return GrammarConstraint(matcher, self._compiler.eos_token_ids, param)
 
     async def check(self, source: GrammarSource) -> None:
-        """Check that a grammar can be enforced. Cancelling this call ends the trial.
+        """Check in a process that a grammar can be enforced. Cancelling this call ends the trial.
 
         Raises ``GrammarError`` if the grammar cannot be enforced. Raises ``ApiError`` if all
         processes are busy with other grammars (429), or the server is stopping (503).
@@ -97,77 +142,11 @@ class GrammarProcesses:
         except TaskFailed:
             raise GrammarError("llguidance failed to compile the grammar") from None
 
-    async def close(self) -> None:
-        """Kill the processes. Calls of ``check`` that wait for them raise ``ApiError`` (503)."""
-        await self._pool.close()
-
-
-class Grammars:
-    """Builds grammar constraints for a model's vocabulary.
-
-    A grammar is compiled in a process of its own first, within the limits of the options. Only if
-    that succeeds is it compiled in this process, in a thread that nothing else uses. The compiled
-    grammar is not shared between requests, because it is unusable after it exceeds a limit.
-    """
-
-    def __init__(self, options: config.Server, compiler: GrammarCompiler) -> None:
-        self._max_bytes = options.max_grammar_bytes
-        self._compiler = compiler
-        self._processes = GrammarProcesses(options, compiler)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-
-    def load_tokenizer(self) -> None:
-        """Read the tokenizer now, because reading it while requests run would hold the GIL.
-
-        If llguidance does not support the tokenizer, requests with a grammar are refused.
-        """
-        with contextlib.suppress(GrammarError):
-            _ = self._compiler.tokenizer
-
-    async def from_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
-        """Return a constraint that enforces a JSON schema.
-
-        ``param`` is the request's field that contains the schema, for error messages. Raises
-        ``ApiError`` if llguidance cannot enforce the schema within the limits or the model has no
-        end-of-text token (400), or if too many grammars are being compiled (429).
-        """
-        try:
-            text = msgspec.json.encode(schema).decode()
-        except RecursionError:
-            raise invalid(f"{param}: the schema is nested too deeply", param) from None
-        return await self._build(GrammarSource("json_schema", text), param)
-
-    async def from_lark(self, grammar: str, param: str) -> GrammarConstraint:
-        """Return a constraint of a Lark grammar (llguidance's); errors as in ``from_schema``."""
-        return await self._build(GrammarSource("lark", grammar), param)
-
-    async def from_regex(self, pattern: str, param: str) -> GrammarConstraint:
-        """Return a constraint of a regex for the entire output; errors as in ``from_schema``."""
-        return await self._build(GrammarSource("regex", pattern), param)
-
-    async def from_choices(self, choices: Sequence[str], param: str) -> GrammarConstraint:
-        """Return a constraint that allows only these texts; errors as in ``from_schema``."""
-        self._check_size(sum(map(len, choices)) + 4 * len(choices), param)
-        texts = " | ".join(map(json.JSONEncoder(ensure_ascii=False).encode, choices))
-        return await self.from_lark(f"start: {texts}\n", param)
-
-    async def _build(self, source: GrammarSource, param: str) -> GrammarConstraint:
-        if not self._compiler.eos_token_ids:
-            raise invalid(f"{param}: the model has no end-of-text token", param)
-        self._check_size(len(source.text.encode()), param)
-        try:
-            await self._processes.check(source)
-            matcher = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._compiler.compile, source
-            )
-        except GrammarError as error:
-            raise invalid(f"{param}: the grammar cannot be enforced: {error}", param) from None
-        return GrammarConstraint(matcher, self._compiler.eos_token_ids, param)
-
     def _check_size(self, size: int, param: str) -> None:
-        if size > self._max_bytes:
+        limit = self._options.max_grammar_bytes
+        if size > limit:
             raise invalid(
-                f"{param}: the grammar has {size} bytes or more; the maximum is {self._max_bytes} "
+                f"{param}: the grammar has {size} bytes or more; the maximum is {limit} "
                 "(server.max_grammar_bytes)",
                 param,
             )
@@ -175,7 +154,7 @@ class Grammars:
     async def close(self) -> None:
         """Kill the processes that try grammars. Requests that wait for them fail (503)."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        await self._processes.close()
+        await self._pool.close()
 
 
 class GrammarConstraint:

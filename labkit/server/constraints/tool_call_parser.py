@@ -58,10 +58,7 @@ class ParsedToolCall:
 
 
 class ToolCallFormat:
-    """The format in which a model writes tool calls.
-
-    ``parser``: the name of a module of ``mlx_lm.tool_parsers``.
-    """
+    """The format of a model's tool calls: a module ``parser`` of ``mlx_lm.tool_parsers``."""
 
     def __init__(self, parser: str) -> None:
         with light_package():
@@ -74,10 +71,7 @@ class ToolCallFormat:
         self.shows_its_end = not self.end or parser == JSON_PARSER
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedToolCall]:
-        """Return the calls in the text between a start and an end mark.
-
-        Returns [] if there are none, or one of them does not call any of the tools.
-        """
+        """Return the calls in the text between two marks, or [] if one calls none of the tools."""
         try:
             parsed = self._module.parse_tool_call(text, list(tools))
         except Exception:  # parsers raise any exception on text that is not a call
@@ -141,10 +135,7 @@ def _arguments_text(arguments: Any) -> str | None:
 
 
 def detect_tool_call_format(tokenizer: Tokenizer) -> ToolCallFormat | None:
-    """Return a model's tool-call format.
-
-    Returns None if the chat template does not support tools or contains no known mark.
-    """
+    """Return a model's tool-call format, or None if its chat template names no known one."""
     template = tokenizer.template
     if template is None or not template.takes_tools:
         return None
@@ -187,10 +178,7 @@ class ToolCallParser:
         yield from self._without_blank_texts(self._split(text))
 
     def finish(self) -> Iterator[str | ParsedToolCall]:
-        """End the output: yield what is still buffered.
-
-        A call that may have been cut off is plain text.
-        """
+        """End the output: yield what is buffered. A call that may be cut off is plain text."""
         buffered, self._buffer = self._buffer, ""
         if self._inside and self._format.shows_its_end:
             rest = self._calls(buffered, "")

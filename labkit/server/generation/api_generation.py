@@ -85,7 +85,7 @@ class Generation:
             request.request_id: (index, OutputProcessor(request, None, tokenizer))
             for index, request in enumerate(requests)
         }
-        self._prompt_only = prompt_only
+        self.prompt_only = prompt_only
         self._parsers = [single_call_parser() for _ in requests]
         self.requests = {request.request_id: request for request in requests}
         self._num_cached_tokens = [0] * len(requests)
@@ -97,10 +97,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        """Convert an event of an engine request to an output and queue the output.
-
-        Call ``wake`` afterwards, so that ``outputs`` yields it.
-        """
+        """Queue the output of an engine request's event. ``wake`` lets ``outputs`` yield it."""
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":
@@ -120,7 +117,7 @@ class Generation:
             self._on_end(event.request_id, event.finish_reason is None, reason)
         token = None if event.token == NO_TOKEN else event.token
         finish_reason: Any = reason
-        if self._prompt_only:
+        if self.prompt_only:
             token, text, finish_reason = None, "", "length"
         self._outputs.append(
             TokenOutput(
@@ -186,10 +183,7 @@ class Generation:
 
 
 def output_parts(output: TokenOutput, parser: ToolCallParser | None) -> list[Part]:
-    """Return the texts and calls that an output completes.
-
-    ``parser`` is the parser of the output's choice, or None if the choice has no tool calls.
-    """
+    """Return the texts and calls that an output completes. No parser: there are no calls."""
     if parser is None:
         return [output.text] if output.text else []
     return [*parser.add(output.text), *(parser.finish() if output.finish_reason else ())]

@@ -38,7 +38,8 @@ class EngineStep:
     engine's counters after the step. They are None if no request is live, because the engine then
     waits for a step in flight before it returns them. An ``EngineStep`` without events that has
     them follows at once. ``kv_usage`` is the share of the KV memory that is reserved
-    after the step, 0 to 1; None if the engine does not report it or has no limit.
+    after the step, 0 to 1; None if the engine does not report it or has no limit. If commands, such
+    as aborts, leave the engine without work, an ``EngineStep`` reports only the usage after them.
     """
 
     started: float
@@ -55,8 +56,8 @@ class EngineThread:
     Kernels use as many threads of the pool as in the thread that creates this object. After
     ``start``, only this thread may call the warmed-up ``engine``, which it closes when it is
     stopped. It calls ``on_step`` after each step, and once more with the counters of the last step.
-    When it ends, it calls ``on_end`` with the exception that ended it or None. ``clock`` returns
-    seconds.
+    It also calls ``on_step`` after commands that leave the engine without work. When it ends, it
+    calls ``on_end`` with the exception that ended it or None. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -123,10 +124,7 @@ class EngineThread:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the current command or step started; 0 while the thread is idle.
-
-        A step that follows a command counts from the command's start.
-        """
+        """Seconds since the current commands and step started; 0 while the thread is idle."""
         since = self._busy_since
         return 0.0 if since is None else self._clock() - since
 
@@ -137,6 +135,8 @@ class EngineThread:
             while self._run_commands():
                 if self._engine.has_work():
                     self._step()
+                else:
+                    self._report_usage()
             self._engine.close()
         except BaseException as error:
             traceback.print_exc()
@@ -154,14 +154,23 @@ class EngineThread:
         running = self._live.intersection(event.request_id for event in events)
         if observable is not None:
             running = set(filter(observable.is_running, self._live))
-        kv = observable.kv_bytes() if observable else None
-        kv_usage = kv.reserved / kv.total if kv is not None and kv.total else None
         is_idle = not engine.has_work()
         counters = None if is_idle else engine.counters()
-        step = EngineStep(started, self._clock(), events, running, counters, kv_usage)
+        step = EngineStep(started, self._clock(), events, running, counters, self._kv_usage())
         self._on_step(step)
         if is_idle:
             self._on_step(replace(step, events=[], counters=engine.counters()))
+
+    def _report_usage(self) -> None:
+        """Report the KV usage after commands, because no step follows them that would."""
+        now = self._clock()
+        self._on_step(EngineStep(now, now, [], set(), None, self._kv_usage()))
+
+    def _kv_usage(self) -> float | None:
+        if self._observable is None:
+            return None
+        kv = self._observable.kv_bytes()
+        return kv.reserved / kv.total if kv.total else None
 
     def _run_commands(self) -> bool:
         """Run queued commands, waiting if the engine is idle; return False to end the thread."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +19,11 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def json_response(value: Any) -> Response:
+    """Return a response with a value that msgspec encodes."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def timeout_error(timeout_s: float) -> ApiError:

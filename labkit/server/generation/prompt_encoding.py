@@ -21,10 +21,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 async def encode_text(service: Service, text: str) -> list[int]:
-    """Return a text's token ids, computed in a thread so that the event loop goes on.
-
-    Raises ``ApiError`` if the text has more characters than the longest prompt can have.
-    """
+    """Return a text's ids, computed in a thread. Raises ``ApiError`` if it is far too long."""
     _check_characters(service, len(text), "prompt")
     return await service.run_in_thread(service.tokenizer.encode, text, long=is_long(text))
 
@@ -87,19 +84,6 @@ def _check_characters(service: Service, count: int, param: str) -> None:
         raise _too_long(service, f"at least {min_tokens} tokens ({count} characters)", param)
 
 
-def check_prompt(service: Service, prompt: Sequence[int], param: str) -> None:
-    """Check a prompt's length and its token ids.
-
-    Raises ``ApiError`` if the prompt is empty, too long, or contains an id outside the vocabulary.
-    """
-    if not prompt:
-        raise invalid("the prompt is empty", param)
-    if len(prompt) > service.max_prompt_tokens:
-        raise _too_long(service, f"{len(prompt)} tokens", param)
-    if max(prompt) >= service.vocab_size:
-        raise invalid(f"token id {max(prompt)}: must be 0 to {service.vocab_size - 1}", param)
-
-
 def _too_long(service: Service, length: str, param: str) -> ApiError:
     return invalid(
         f"the prompt has {length}; the limit is {service.max_prompt_tokens} tokens",
@@ -122,10 +106,15 @@ def resolve_max_tokens(
     ``max_tokens`` is the maximum that the client requested, or None. Then it is ``default`` or, if
     that is None, as many tokens as the context and the server's limit allow. ``param`` is the
     request's field that contains the prompt, for error messages. Raises ``ApiError`` if the prompt
-    is invalid (see ``check_prompt``), ``max_tokens`` exceeds the server's limit, or the context has
-    no room for ``min_tokens`` after the prompt.
+    is empty, too long, or contains an id outside the vocabulary, ``max_tokens`` exceeds the
+    server's limit, or the context has no room for ``min_tokens`` after the prompt.
     """
-    check_prompt(service, prompt, param)
+    if not prompt:
+        raise invalid("the prompt is empty", param)
+    if len(prompt) > service.max_prompt_tokens:
+        raise _too_long(service, f"{len(prompt)} tokens", param)
+    if max(prompt) >= service.vocab_size:
+        raise invalid(f"token id {max(prompt)}: must be 0 to {service.vocab_size - 1}", param)
     limit, room = service.options.max_output_tokens, service.max_model_len - len(prompt)
     if max_tokens is not None and limit is not None and max_tokens > limit:
         raise invalid(

@@ -46,9 +46,10 @@ class CopyableConstraint(Constraint, Protocol):
 class Service:
     """A served model, its engine and the live requests.
 
-    ``options`` is the server's part of the config, and ``name`` the model's name in requests. The
-    service's thread closes the warmed-up ``engine`` when the service stops. Vocabulary size and
-    context length are those of ``model``.
+    ``options`` is the server's part of the config, and ``name`` the model's name in requests.
+    ``takes_priorities``: whether the engine's queue may read priorities. The service's thread
+    closes the warmed-up ``engine`` when the service stops. Vocabulary size and context length are
+    those of ``model``.
     """
 
     def __init__(
@@ -58,10 +59,13 @@ class Service:
         tokenizer: Tokenizer,
         engine: InferenceEngine,
         model: ModelDir,
+        *,
+        takes_priorities: bool = False,
     ) -> None:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
+        self.takes_priorities = takes_priorities
         escapes = options.special_tokens_in_content is config.SpecialTokens.escape
         self.special_token_escape = SpecialTokenEscape(tokenizer.special_tokens if escapes else ())
         # Cached because responses with logprobs look up the same ids many times.
@@ -157,10 +161,7 @@ class Service:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Count a request that is being prepared, for example tokenised.
-
-        Raises ``ApiError`` if the server is full (429) or stopping (503).
-        """
+        """Count a request in preparation. Raises ``ApiError`` if the server is full or stopping."""
         if self._stopping:
             raise ApiError(503, STOPPING)
         self._check_room(self._num_preparing + 1)
@@ -200,6 +201,7 @@ class Service:
         *,
         max_tokens: Sequence[int] | None = None,
         prompt_only: bool = False,
+        priority: int = 0,
     ) -> Generation:
         """Submit ``n`` engine requests per prompt, each with its own copy of the constraint.
 
@@ -222,6 +224,7 @@ class Service:
                 f"{call_id}-{index * n + choice}",
                 tuple(prompt),
                 _choice_params(params, choice, constraint, limit),
+                priority,
             )
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             for choice in range(n)
@@ -244,11 +247,7 @@ class Service:
         return generation
 
     async def reset_prefix_cache(self) -> None:
-        """Evict the prefix cache.
-
-        Raises ``ApiError`` if requests are running or waiting (409), or the engine cannot serve
-        (503).
-        """
+        """Evict the prefix cache. Raises ``ApiError`` if requests are live or it fails."""
         reason = self.unhealthy_reason()
         if reason is not None or self._thread is None:
             raise ApiError(503, reason or "the server has not started")
@@ -271,10 +270,7 @@ class Service:
             ) from None
 
     def finish_request(self, request_id: str, abort: bool, reason: str) -> None:
-        """Remove an ended request from the live ones and record its metrics.
-
-        If ``abort`` is true, the request is also aborted in the engine.
-        """
+        """Remove an ended request, record it and, with ``abort``, abort it in the engine."""
         generation = self._live.pop(request_id, None)
         if generation is None:
             return
@@ -295,7 +291,7 @@ class Service:
         for event in step.events:
             generation = self._live.get(event.request_id)
             if generation is not None:
-                if event.token != NO_TOKEN:
+                if event.token != NO_TOKEN and not generation.prompt_only:
                     self.metrics.record_token(generation.times[event.request_id], step.ended)
                 generation.put(event)
                 woken[id(generation)] = generation

@@ -29,6 +29,7 @@ from labkit.server.apis import (
 from labkit.server.apis.request_checks import check_model
 from labkit.server.generation.http_response import (
     GenerationResponse,
+    json_response,
     timeout_error,
     wait_for_disconnect,
 )
@@ -105,7 +106,7 @@ def create_app(service: Service) -> Starlette:
     """Return the ASGI application of a service."""
     routes, options = Routes(service), service.options
     bodyless = routes.bodyless()
-    document = _json(openapi_document(POST_ROUTES, bodyless, service.name)).body
+    document = json_response(openapi_document(POST_ROUTES, bodyless, service.name)).body
 
     async def openapi(request: Request) -> Response:
         return Response(document, media_type="application/json")
@@ -300,11 +301,11 @@ class Routes:
         raise timeout_error(timeout_s)
 
     async def models(self, request: Request) -> Response:
-        return _json(ModelList("list", [self._card()]))
+        return json_response(ModelList("list", [self._card()]))
 
     async def model(self, request: Request) -> Response:
         check_model(self._service, request.path_params["model"])
-        return _json(self._card())
+        return json_response(self._card())
 
     def _card(self) -> ModelCard:
         service = self._service
@@ -313,7 +314,7 @@ class Routes:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Evict the prefix cache. The status is 409 if requests are running or waiting."""
         await self._service.reset_prefix_cache()
-        return _json(Health("ok"))
+        return json_response(Health("ok"))
 
     async def embeddings(self, request: Request) -> Response:
         raise ApiError(404, "this server does not compute embeddings", code="unsupported")
@@ -322,10 +323,10 @@ class Routes:
         reason = self._service.unhealthy_reason()
         if reason is not None:
             raise ApiError(503, reason, code="unhealthy")
-        return _json(Health("ok"))
+        return json_response(Health("ok"))
 
     async def version(self, request: Request) -> Response:
-        return _json(Version(__version__))
+        return json_response(Version(__version__))
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
@@ -337,10 +338,6 @@ def _checked(check: Callable[[Request], Awaitable[None]], endpoint: Endpoint) ->
         return await endpoint(request)
 
     return checked
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 async def _error_response(request: Request, error: Any) -> Response:

@@ -45,10 +45,7 @@ class HeadTooLarge(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A client's connection.
-
-    Each request must arrive within ``receive_timeout_s`` seconds of its start.
-    """
+    """A client's connection. Requests must arrive in ``receive_timeout_s`` seconds each."""
 
     def __init__(self, *args: Any, receive_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)

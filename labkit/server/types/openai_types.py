@@ -3,8 +3,8 @@
 Unknown fields in a request are errors. Besides OpenAI's fields, requests may contain these of vLLM:
 ``top_k``, ``min_p``, ``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``,
 ``return_token_ids``, ``continuous_usage_stats``, ``min_tokens``, ``structured_outputs``,
-``chat_template_kwargs``, ``add_generation_prompt``, ``continue_final_message`` and
-``prompt_logprobs``.
+``chat_template_kwargs``, ``add_generation_prompt``, ``continue_final_message``,
+``prompt_logprobs`` and ``priority``.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Sampling(Labels, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    priority: Int64 | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True):

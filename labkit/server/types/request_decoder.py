@@ -39,6 +39,7 @@ REQUEST_VALUES: Mapping[str, tuple[object, ...]] = {
     "mcp_servers": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # in APIs without tools
+    "priority": (0,),
     "reasoning": ({},),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
@@ -158,11 +159,7 @@ def _one_of(texts: Sequence[str]) -> str:
 
 
 def _allowed_values(request_type: Any, path: str) -> list[Any]:
-    """Return the values that a field of type ``Literal`` may have, in the order of its definition.
-
-    ``request_type`` is a ``msgspec.Struct``. ``path`` is a field's path in a message of msgspec,
-    for example ``messages[0].role``.
-    """
+    """Return the values of the ``Literal`` at a path such as ``messages[0].role``, in order."""
     types = list(_alternatives([inspect.type_info(request_type)]))
     for step in re.findall(r"\[.*?\]|[^.\[\]]+", path):
         types = list(_alternatives(part for each in types for part in _parts(each, step)))
@@ -178,11 +175,7 @@ def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
 
 
 def _parts(whole: inspect.Type, step: str) -> list[inspect.Type]:
-    """Return the types of the part of ``whole`` that one step of a path selects.
-
-    ``step`` is the name of an object's field, or an index such as ``[0]`` for the items of an
-    array. Returns [] if there is no such part.
-    """
+    """Return the types of the part that a step of a path selects: a field, or an index ``[0]``."""
     if isinstance(whole, inspect.ListType):
         return [whole.item_type]
     if isinstance(whole, inspect.StructType):

@@ -25,6 +25,7 @@ planning is timed separately. On a device with a queue each round also times emp
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import statistics
@@ -46,19 +47,12 @@ from labkit.records import CaseRecord
 from labkit.workload.kernels import kernel_case_rounds, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
 from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
-from labkit.workload.kernels.kernel_pilot import pilot_cases
-from labkit.workload.kernels.kernel_warmup import KernelWarmup
-from labkit.workload.kernels.launch_timing import Clock, LaunchQueue, TimedLaunch, empty_chain
-from labkit.workload.measurement import CasePilot, Measurement
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.kernels.launch_timing import Clock, MlxLaunchQueue, TimedLaunch, empty_chain
+from labkit.workload.turn_order import spread_rounds
+from labkit.workload.workload_protocols import CasePilot, Measurement, TurnContext
 
-COUNTED_LAUNCHES = 1  # of each batch in a process, outside the time that its rounds have
-
-
-def _mlx_queue(dtype: Precision) -> LaunchQueue:
-    from labkit.workload.kernels.mlx_device_queue import MlxLaunchQueue
-
-    return MlxLaunchQueue(dtype)
+MIN_PILOT_ROUNDS, MAX_PILOT_ROUNDS = 3, 200
+NORMAL_SD = 1.4826  # standard deviation over median absolute deviation, for normal noise
 
 
 class InterleavedKernels:
@@ -74,14 +68,13 @@ class InterleavedKernels:
         arms: Sequence[KernelArm],
         context: TurnContext,
         clock: Clock = time.perf_counter,
-        make_queue: Callable[[Precision], LaunchQueue] = _mlx_queue,
+        make_queue: Callable[[Precision], MlxLaunchQueue] = MlxLaunchQueue,
     ) -> None:
         self._context = context
         self._clock = clock
         self._counters = [Counter[str]() for _ in arms]
         self._cases: list[CaseRounds] = []
-        self._arms = KernelArms(arms, context.seed, clock, make_queue, context.turn)
-        self._warmup = KernelWarmup(self._arms, context, clock)
+        self._arms = KernelArms(arms, context, clock, make_queue)
 
     def prepare(self) -> None:
         """Compile the kernels of all cases, in two processes if possible.
@@ -92,25 +85,25 @@ class InterleavedKernels:
         cannot use the device and the device's kernels are not in numba's cache. On macOS a single
         process compiles too, because system libraries do not survive a fork.
         """
-        if self._arms.queue is not None or sys.platform == "darwin":
-            self._warmup.compile(self._arms.case_names())
-            return
         parent, names = os.getpid(), self._arms.case_names()
+        if self._arms.queue is not None or sys.platform == "darwin":
+            self._arms.compile(names)
+            return
 
         def backwards() -> None:
             parent_death.watch_parent(parent, None)
-            self._warmup.compile(names[::-1])
+            self._arms.compile(names[::-1])
 
         other = multiprocessing.get_context("fork").Process(target=backwards)
         other.start()
         try:
-            self._warmup.compile(names)
+            self._arms.compile(names)
         finally:  # everything is compiled, or a launch failed
             other.kill()
             other.join()
 
     def warm_up(self) -> None:
-        self._cases += self._warmup.run(self._arms.case_names())
+        self._cases += self._arms.warm_up()
 
     def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         parts = [case.part for case in self._cases]
@@ -128,19 +121,14 @@ class InterleavedKernels:
         try:
             if self._arms.queue is not None:
                 raise OSError("the kernels run on a device of their own")
-            for case, samples in ((c, arm) for c in self._cases for arm in c.arms):
-                with self._context.turn(samples.prepared.arm):
-                    counts = hardware_counters.count(partial(self._launch_some, samples))
-                counted[samples.prepared.arm][case.label] = {
-                    name: number / COUNTED_LAUNCHES for name, number in counts.items()
-                }
+            for case, prepared in ((c, arm.prepared) for c in self._cases for arm in c.arms):
+                launch = partial(prepared.batch.launch, self._clock, "counted launch 0")
+                with self._context.turn(prepared.arm):
+                    counts = hardware_counters.count(launch)
+                counted[prepared.arm][case.label] = {k: float(n) for k, n in counts.items()}
         except OSError as error:
             return [{"unavailable": error.strerror or str(error)} for _ in self._arms.arms]
         return counted
-
-    def _launch_some(self, samples: ArmSamples) -> None:
-        for number in range(COUNTED_LAUNCHES):
-            samples.prepared.batch.launch(self._clock, f"counted launch {number}", 1)
 
     def _measure_round(self, case: CaseRounds, turns: Sequence[tuple[int, int]]) -> None:
         case.pulse_s.append(self._pulse())
@@ -153,21 +141,48 @@ class InterleavedKernels:
             self._measure_turn(case.samples(arm), case, position)
 
     def pilot(self, seconds: float) -> list[CasePilot]:
-        """Warm up and measure some rounds of each case, in about ``seconds`` besides the warm-up.
+        """Warm up all cases, then measure rounds of them for about ``seconds``, as long for each.
 
-        The same process must not measure afterwards.
+        The rounds of a study follow from it (:mod:`labkit.experiment.schedule.time_allocation`). It
+        reports no arm's times, so that nothing can follow from a difference between the arms. As in
+        a measurement, the rounds of all cases are mixed: a round that follows one of its own case
+        varies less. A case in two states of the caches is one case, whose round is one in each
+        state. The same process must not measure afterwards.
         """
         with _no_garbage_collection():
-            return pilot_cases(
-                self._warmup.run(self._arms.case_names()),
-                self._measure_round,
-                self._context.order,
-                self._clock,
-                seconds,
+            cases, warm_up_s, start = [], [], self._clock()
+            for case in self._arms.warm_up():
+                cases.append(case)
+                warm_up_s.append(self._clock() - start)
+                start = self._clock()
+            round_s = [[self._pilot_round(case)] for case in cases]
+            case_s = seconds / max(1, len(cases))
+            more = [
+                min(MAX_PILOT_ROUNDS, max(MIN_PILOT_ROUNDS, int(case_s / max(first_s, 1e-9)))) - 1
+                for (first_s,) in round_s
+            ]
+            for index in spread_rounds(more, self._context.order):
+                round_s[index].append(self._pilot_round(cases[index]))
+        pilots: dict[str, CasePilot] = {}
+        for case, warm_s, each_s in zip(cases, warm_up_s, round_s, strict=True):
+            name = case.arms[0].prepared.batch.size.case.name
+            other = pilots.get(name, CasePilot(name, 0.0, 0.0, 0.0, 0))
+            pilots[name] = CasePilot(
+                name,
+                other.round_s + float(np.median(each_s)),
+                other.warm_up_s + warm_s,
+                max(other.sd, round_sd([np.log(arm.seconds) for arm in case.arms])),
+                len(each_s),
             )
+        return list(pilots.values())
+
+    def _pilot_round(self, case: CaseRounds) -> float:
+        arms, start = [arm.prepared.arm for arm in case.arms], self._clock()
+        order = self._context.order.sample(arms, len(arms))
+        self._measure_round(case, [(arm, position) for position, arm in enumerate(order)])
+        return self._clock() - start
 
     def _pulse(self) -> float:
-        """Return the seconds of one pulse, which is the same work for every arm."""
         start = self._clock()
         self._context.machine.pulse()
         return self._clock() - start
@@ -205,12 +220,10 @@ class InterleavedKernels:
         arm.report = (single or fastest).report
 
     def _wash_out(self, arm: ArmSamples) -> None:
-        """Launch an arm's wash-out of a case, untimed."""
         name = f"round {len(arm.seconds)}, wash-out"
         self._arms.launch(arm.prepared.arm, arm.prepared.washout, name)
 
     def _timed_launch(self, arm: ArmSamples, launch_name: str, chain_length: int) -> TimedLaunch:
-        """Time a launch or a chain, check the outputs and update the arm's counters."""
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
@@ -221,7 +234,6 @@ class InterleavedKernels:
         return launch
 
     def _measurement(self, index: int, hardware: dict[str, Any]) -> Measurement:
-        """Return the measurement of all cases of the arm with this index."""
         arm, records = self._arms.arms[index], []
         values: dict[str, NDArray[np.float32]] = {}
         for case in arm.workload.cases:
@@ -229,25 +241,31 @@ class InterleavedKernels:
             if reason is not None:
                 records.append(CaseRecord(case=case.name, skipped=reason))
                 continue
-            for rounds, samples in self._samples(index, case.name):
-                records.append(kernel_case_rounds.case_record(samples, rounds))
-                values |= kernel_case_rounds.output_values(samples, rounds)
-        counters: dict[str, Any] = {
-            name: float(count) for name, count in sorted(self._counters[index].items())
-        }
+            for rounds, samples in ((r, arm) for r in self._cases for arm in r.arms):
+                prepared = samples.prepared
+                if prepared.arm == index and prepared.batch.size.case.name == case.name:
+                    records.append(kernel_case_rounds.case_record(samples, rounds))
+                    values |= kernel_case_rounds.output_values(samples, rounds)
+        counters = {name: float(n) for name, n in sorted(self._counters[index].items())}
         notes = {"launch_s": round(self._arms.launch_s[index], 6), "hardware": hardware}
         return Measurement(cases=tuple(records), counters=counters, notes=notes, values=values)
 
-    def _samples(self, index: int, case_name: str) -> Iterator[tuple[CaseRounds, ArmSamples]]:
-        for rounds in self._cases:
-            for samples in rounds.arms:
-                prepared = samples.prepared
-                if prepared.arm == index and prepared.batch.size.case.name == case_name:
-                    yield rounds, samples
-
     def close(self) -> None:
-        self._arms.close()
+        self._arms.memory.clear()
         self._cases.clear()
+
+
+def round_sd(log_times: Sequence[NDArray[np.float64]]) -> float:
+    """Return the standard deviation of a round's log ratio of two arms, robust against outliers.
+
+    ``log_times``: for each arm, its log times in the same rounds. Two rounds of a single arm are
+    taken for the same round of two arms.
+    """
+    times = np.asarray(log_times, np.float64)
+    ratios = times[1:] - times[0] if len(times) > 1 else math.sqrt(2) * times
+    deviations = np.abs(ratios - np.median(ratios, axis=1, keepdims=True))
+    rounds = times.shape[1]
+    return float(NORMAL_SD * np.median(deviations) * math.sqrt(rounds / max(1, rounds - 1)))
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
 from labkit.workload.kernels import kernel_cases
 from labkit.workload.kernels.launch_timing import KernelBatch, TimedLaunch
-from labkit.workload.measurement import InvalidOutput
 from labkit.workload.turn_order import Part
+from labkit.workload.workload_protocols import InvalidOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport
@@ -96,11 +96,9 @@ class CaseRounds:
 
     @property
     def part(self) -> Part:
-        """These rounds as the ``Part`` that the turn order needs."""
         return Part(self.label, self.rounds, tuple(arm.prepared.arm for arm in self.arms))
 
     def samples(self, arm: int) -> ArmSamples:
-        """Return the samples of the arm with the index ``arm``."""
         return next(one for one in self.arms if one.prepared.arm == arm)
 
     def chain_length(self, arm: ArmSamples) -> int:

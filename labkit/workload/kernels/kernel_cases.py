@@ -54,24 +54,12 @@ class CaseGeometry:
 
     @property
     def total_q(self) -> int:
-        """Number of query tokens of all requests."""
         return int(self.query_lens.sum())
 
 
 def element_bytes(workload: Workload) -> int:
     """Return the bytes of one element of the queries, keys and values."""
     return ITEM_BYTES[workload.dtype.value]
-
-
-def block_bytes(workload: Workload, block_size: int) -> int:
-    """Return the bytes of one block of keys and values."""
-    return (
-        POOL_COUNT
-        * element_bytes(workload)
-        * block_size
-        * workload.num_kv_heads
-        * workload.head_dim
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +93,15 @@ def work(size: CaseGeometry, workload: Workload) -> MinimumWork:
 def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
     """Return the sizes of a case. Decodes come first, as the scheduler packs a batch."""
     own = np.array(case.uneven, np.int32).reshape(-1, 2)
-    query_lens = np.concatenate([_per_request(case, 1, case.chunk), own[:, 0]])
-    seq_lens = np.concatenate(
-        [_per_request(case, case.context, case.past + case.chunk), own.sum(axis=1, dtype=np.int32)]
+    kinds = np.array([[1, case.context], [case.chunk, case.past + case.chunk]], np.int32)
+    rows = np.concatenate(
+        [np.repeat(kinds, [case.decode, case.prefill], axis=0), own.cumsum(axis=1, dtype=np.int32)]
     )
+    query_lens, seq_lens = np.ascontiguousarray(rows.T)
     num_blocks = 1 + int((-(-seq_lens // block_size)).sum())
-    return CaseGeometry(
-        case=case,
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        pool_bytes=num_blocks * block_bytes(workload, block_size),
-    )
+    pool_elements = num_blocks * block_size * workload.num_kv_heads * workload.head_dim
+    pool_bytes = POOL_COUNT * element_bytes(workload) * pool_elements
+    return CaseGeometry(case, query_lens, seq_lens, num_blocks, block_size, pool_bytes)
 
 
 def washout_share(size: CaseGeometry, workload: Workload) -> float:
@@ -154,11 +138,6 @@ def scaled_case(case: Case, share: float) -> Case:
     )
 
 
-def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
-    values = np.array([decode, prefill], np.int32)
-    return np.repeat(values, [case.decode, case.prefill])
-
-
 def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
     """Return the reason that a case is skipped (its KV pool is too large), or None if it runs."""
     from labkit.engine.memory_budget.budget_decision import format_bytes
@@ -183,12 +162,13 @@ def block_tables(size: CaseGeometry, seed: int) -> NDArray[np.int32]:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrays:
-    """One arm's view of ``KernelMemory`` in the shape of a case.
+class KernelMemory:
+    """Memory that all arms and cases share, so that addresses do not differ between arms.
 
-    ``q`` and ``out`` are [tokens, num_heads, head_dim]. The pools are
-    [num_blocks, block_size, num_kv_heads, head_dim]. All have the same element type, which is
-    stored in the NumPy type that ``NUMPY_DTYPES`` gives.
+    The inputs are NumPy arrays or arrays on a device. ``out`` is always a NumPy array. All are
+    flat and have the same element type, which is stored in the NumPy type that ``NUMPY_DTYPES``
+    gives. In the shape of a case (``view``), ``q`` and ``out`` are [tokens, num_heads, head_dim],
+    and the pools are [num_blocks, block_size, num_kv_heads, head_dim].
     """
 
     q: Any
@@ -196,37 +176,23 @@ class Arrays:
     k_pool: Any
     v_pool: Any
 
-
-@dataclass(frozen=True, slots=True)
-class KernelMemory:
-    """Flat memory that all arms and cases share, so that addresses do not differ between arms.
-
-    The inputs are NumPy arrays or arrays on a device. ``out`` is always a NumPy array.
-    """
-
-    q: Any
-    out: NDArray[Any]
-    keys: Any
-    values: Any
-
     def moved(self, put: Callable[[NDArray[Any]], Any]) -> KernelMemory:
-        """Return the same inputs converted by ``put``."""
-        return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
+        return replace(self, q=put(self.q), k_pool=put(self.k_pool), v_pool=put(self.v_pool))
 
     def widened(self) -> KernelMemory:
         """Return the memory converted to float32, or this memory itself if it is float32."""
         memory = self.moved(as_float32)
         return memory if memory.q is self.q else replace(memory, out=np.empty_like(memory.q))
 
-    def view(self, size: CaseGeometry, workload: Workload) -> Arrays:
+    def view(self, size: CaseGeometry, workload: Workload) -> KernelMemory:
         """Return views of the first elements of each array, in the shapes of a case."""
         rows = (size.total_q, workload.num_heads, workload.head_dim)
         pool = (size.num_blocks, size.block_size, workload.num_kv_heads, workload.head_dim)
-        return Arrays(
-            q=_shaped(self.q, rows),
-            out=_shaped(self.out, rows),
-            k_pool=_shaped(self.keys, pool),
-            v_pool=_shaped(self.values, pool),
+        return KernelMemory(
+            _shaped(self.q, rows),
+            _shaped(self.out, rows),
+            _shaped(self.k_pool, pool),
+            _shaped(self.v_pool, pool),
         )
 
 
@@ -253,38 +219,15 @@ def allocate(
     half = pool_bytes // POOL_COUNT // stored.itemsize
     keys, values = np.empty(half, stored), np.empty(half, stored)
     q, out = np.empty(query_elements, stored), np.empty(query_elements, stored)
+    shifts = (0, TEMPLATE_LENGTH // 3, TEMPLATE_LENGTH // 2)
     with ThreadPoolExecutor(2) as threads:
-        fills = [
-            threads.submit(_tile, array, np.roll(template, shift))
-            for array, shift in (
-                (keys, 0),
-                (values, TEMPLATE_LENGTH // 3),
-                (q, TEMPLATE_LENGTH // 2),
-            )
-        ]
-        for fill in fills:
-            fill.result()
-    return KernelMemory(q=q, out=out, keys=keys, values=values)
+        list(threads.map(_tile, (keys, values, q), (np.roll(template, shift) for shift in shifts)))
+    return KernelMemory(q, out, keys, values)
 
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
     """Convert stored values to float32 without rounding. A float32 array is returned as it is."""
     return stored if stored.dtype == np.float32 else to_float32(stored)
-
-
-def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
-    """Copy stored values into an MLX array of ``dtype``."""
-    import mlx.core as mx
-
-    array = mx.array(stored)
-    return array.view(mx.bfloat16) if dtype is Precision.bfloat16 else array
-
-
-def from_mlx(array: Any, dtype: Precision) -> NDArray[Any]:
-    """Return an evaluated MLX array as a NumPy view of its memory; bfloat16 becomes uint16."""
-    import mlx.core as mx
-
-    return np.asarray(array.view(mx.uint16) if dtype is Precision.bfloat16 else array)
 
 
 def _tile(target: NDArray[Any], template: NDArray[Any]) -> None:

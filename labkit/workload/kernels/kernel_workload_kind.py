@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from labkit.config import Device, Experiment, State, Workload, require
+from labkit.config import Device, Experiment, State, require
 from labkit.config.engine.attention import MLX_BACKENDS
 from labkit.workload import device_availability, in_process_rules
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.measurement import Estimate
-from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, Estimate, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FILL_BYTES_PER_SECOND = 1e9
@@ -29,10 +28,7 @@ class KernelKind:
 
     def check(self, experiment: Experiment) -> None:
         w = experiment.workload
-        sizes = [
-            kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
-        ]
-        smallest = min(size.pool_bytes for size in sizes)
+        smallest = min(size.pool_bytes for size in _sizes(experiment))
         require(
             smallest <= w.max_pool_bytes,
             f"workload.max_pool_bytes={w.max_pool_bytes}: every case of workload={w.name} needs "
@@ -49,7 +45,7 @@ class KernelKind:
         self.check(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
+        reason = in_process_rules.first_reason(in_process_rules.OF_A_PROCESS, experiments)
         reason = reason or _unaligned(experiments)
         if reason is None and len({e.workload.dtype for e in experiments}) > 1:
             return (
@@ -64,8 +60,8 @@ class KernelKind:
         return reason
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        engines = [experiment.engine for experiment in experiments]
-        return in_process_rules.live_kernels(engines) or _unaligned(experiments)
+        reason = in_process_rules.first_reason(in_process_rules.OF_A_MACHINE, experiments)
+        return reason or _unaligned(experiments)
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         from labkit.engine import attention
@@ -86,22 +82,18 @@ class KernelKind:
 
     def estimate(self, experiment: Experiment) -> Estimate:
         w = experiment.workload
-        sizes = [
-            kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
-        ]
-        run = [size for size in sizes if kernel_cases.skip_reason(size, w) is None]
+        run = [size for size in _sizes(experiment) if kernel_cases.skip_reason(size, w) is None]
         pool = max((size.pool_bytes for size in run), default=0)
         output = [kernel_cases.element_bytes(w) * kernel_cases.query_elements(s, w) for s in run]
         seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
         for size, written in zip(run, output, strict=True):
             rounds = w.num_repeats * size.case.factor * (2 if w.state is State.both else 1)
             launch = _launch_seconds(size, experiment, written)
-            washout = _launch_seconds(_washed(size, w), experiment, 0)
+            part = kernel_cases.scaled_case(size.case, kernel_cases.washout_share(size, w))
+            washed = kernel_cases.geometry(part, w, size.block_size)
+            washout = _launch_seconds(washed, experiment, 0)
             flush = FLUSH_SECONDS if w.state in (State.cold, State.both) else 0.0
-            queued = w.state is not State.cold and device_availability.queued(
-                experiment.engine.attention
-            )
-            timed = launch * _timed_launches(size, experiment, queued)
+            timed = launch * _timed_launches(size, experiment)
             between = flush + WASHOUTS[w.state] * washout
             seconds += launch + (w.warmup + 2) * washout + rounds * (timed + between)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
@@ -119,18 +111,19 @@ def _unaligned(experiments: Sequence[Experiment]) -> str | None:
     return None
 
 
-def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
-    if queued:
-        return 1 + kernel_cases.chain_length(size, experiment.workload)
-    attention = experiment.engine.attention
+def _sizes(experiment: Experiment) -> list[kernel_cases.CaseGeometry]:
+    w, block_size = experiment.workload, experiment.engine.kv.block_size
+    return [kernel_cases.geometry(case, w, block_size) for case in w.cases]
+
+
+def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment) -> int:
+    w, attention = experiment.workload, experiment.engine.attention
+    if w.state is State.cold:
+        return 1
+    if device_availability.queued(attention):
+        return 1 + kernel_cases.chain_length(size, w)
     lazy = attention.device is not Device.cpu or attention.backend in MLX_BACKENDS
-    hot = experiment.workload.state is not State.cold
-    return kernel_cases.timed_launches(size, experiment.workload) if hot and not lazy else 1
-
-
-def _washed(size: kernel_cases.CaseGeometry, w: Workload) -> kernel_cases.CaseGeometry:
-    part = kernel_cases.scaled_case(size.case, kernel_cases.washout_share(size, w))
-    return kernel_cases.geometry(part, w, size.block_size)
+    return 1 if lazy else kernel_cases.timed_launches(size, w)
 
 
 def _launch_seconds(size: kernel_cases.CaseGeometry, experiment: Experiment, written: int) -> float:

@@ -14,15 +14,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Precision, Workload
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.kernels.kernel_cases import Arrays, CaseGeometry
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.kernels.kernel_cases import CaseGeometry, KernelMemory
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
@@ -31,29 +31,54 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 TIMED_PLANS = 5  # how often planning is timed; the median counts
+EXTRA_ARRAYS = 4  # other live arrays of the outputs' size, besides the chain's outputs
 
 
-class LaunchQueue(Protocol):
-    """A device with lazy arrays. ``NUMPY_DTYPES`` gives the NumPy types of the arrays it copies."""
+class MlxLaunchQueue:
+    """MLX's default device, for one element type: a device with lazy arrays.
 
-    def put(self, array: NDArray[Any]) -> Any:
+    bfloat16 is uint16 in NumPy (``kv_dtypes.NUMPY_DTYPES``).
+    """
+
+    def __init__(self, dtype: Precision = Precision.float32) -> None:
+        import mlx.core as mx
+
+        self._mx = mx
+        self._is_bfloat16 = dtype is Precision.bfloat16
+
+    def put(self, stored: NDArray[Any]) -> Any:
         """Copy an array to the device and wait until the copy is complete."""
+        array = self._mx.array(stored)
+        copied = array.view(self._mx.bfloat16) if self._is_bfloat16 else array
+        self._mx.eval(copied)
+        return copied
 
     def wait(self, arrays: Sequence[Any]) -> None:
-        """Evaluate arrays in one call."""
+        self._mx.eval(*arrays)
 
     def read(self, array: Any) -> NDArray[Any]:
-        """Return an evaluated array as a NumPy array, without a copy if possible."""
+        """Return an evaluated array as a NumPy view of its memory."""
+        return np.asarray(array.view(self._mx.uint16) if self._is_bfloat16 else array)
 
     def poison(self, like: Any, count: int, alone: bool) -> None:
         """Leave NaN in the memory that the next ``count`` arrays of the shape of ``like`` will use.
 
-        ``alone``: first drop all memory kept for reuse. Then the next arrays certainly use the
-        poisoned memory; otherwise they probably do.
+        Arrays of NaN are filled and freed. Filling the outputs themselves (``init_value``) would
+        add a launch to the measured time. MLX may also reuse the memory of earlier outputs, so a
+        few more arrays are filled. The reuse is certain only after the cache was cleared
+        (``alone``), but then the next launch must allocate all its other memory anew.
         """
+        if alone:
+            self._mx.clear_cache()
+        arrays = range(count + EXTRA_ARRAYS * (not alone))
+        self._mx.eval([self._mx.full(like.shape, float("nan"), like.dtype) for _ in arrays])
 
     def empty(self, start: Any) -> Any:
-        """Return a lazy launch that does almost nothing. It depends on ``start``, if not None."""
+        """Return a lazy launch of one thread: ``start`` (zero if None) plus one."""
+        if start is None:
+            start = self._mx.zeros(1)
+            self._mx.eval(start)
+        return start + 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +107,7 @@ class KernelBatch:
     attention: PagedBackend
     workload: Workload
     size: CaseGeometry
-    arrays: Arrays
+    arrays: KernelMemory
     plan: AttentionMetadata
     make_plan: Callable[[], AttentionMetadata]
     chain_length: int = 1
@@ -90,7 +115,6 @@ class KernelBatch:
 
     @property
     def dtype(self) -> Precision:
-        """Element type of the outputs."""
         raise NotImplementedError
 
     @property
@@ -155,7 +179,6 @@ class NumpyBatch(KernelBatch):
         return kernel_cases.timed_launches(self.size, self.workload)
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
-        """Fill the output with NaN."""
         self.arrays.out.fill(np.nan)
 
     def launch(self, clock: Clock, launch_name: str, chain_length: int = 1) -> TimedLaunch:
@@ -174,11 +197,10 @@ class NumpyBatch(KernelBatch):
 class QueuedBatch(KernelBatch):
     """A batch on lazy arrays. On a device without a queue the call itself is timed as well."""
 
-    queue: LaunchQueue
+    queue: MlxLaunchQueue
 
     @property
     def dtype(self) -> Precision:
-        """The workload's element type."""
         return self.workload.dtype
 
     def poison(self, chain_length: int = 1, first: bool = False) -> None:
@@ -224,10 +246,10 @@ class QueuedBatch(KernelBatch):
         return max(0.0, first - start - second_s), plan.map_us
 
 
-def empty_chain(queue: LaunchQueue, clock: Clock, chain_length: int) -> float:
+def empty_chain(queue: MlxLaunchQueue, clock: Clock, chain_length: int) -> float:
     """Return the seconds per launch of a chain of ``chain_length`` empty launches."""
-    last = None
-    for _ in range(chain_length):
+    last = queue.empty(None)
+    for _ in range(chain_length - 1):
         last = queue.empty(last)
     start = clock()
     queue.wait([last])

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, Experiment, require
-from labkit.workload import source_results
+from labkit.workload import sources
 from labkit.workload.sources import PromptSource, TimestampedSource, bounded_reader, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
@@ -41,9 +41,13 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
     if arrivals.kind is ArrivalKind.at_once:
         return [0.0] * len(prompts)
     if arrivals.kind is ArrivalKind.trace:
-        return [_timestamp(prompt) / 1e3 * arrivals.time_scale for prompt in prompts]
-    sessions: set[str] = set()
-    arrives = [_starts_session(prompt, sessions) for prompt in prompts]
+        for prompt in prompts:
+            require(
+                prompt.timestamp_ms is not None,
+                f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",
+            )
+        return [(prompt.timestamp_ms or 0.0) / 1e3 * arrivals.time_scale for prompt in prompts]
+    arrives = _start_sessions(prompts)
     drawn = gaps(arrivals, np.random.default_rng([seed, STREAM]), sum(arrives))
     times = iter(np.concatenate([[0.0], np.cumsum(drawn[:-1])]).tolist())
     return [next(times) if arriving else 0.0 for arriving in arrives]
@@ -51,26 +55,13 @@ def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float]
 
 def rate_unit(prompts: Sequence[Prompt]) -> str:
     """Return what arrives at the rate: ``sessions/s`` if a session has several requests."""
-    sessions: set[str] = set()
-    alone = all(_starts_session(prompt, sessions) for prompt in prompts)
-    return "requests/s" if alone else "sessions/s"
+    return "requests/s" if all(_start_sessions(prompts)) else "sessions/s"
 
 
-def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
-    """Return whether a request begins or has no session; add its session to ``sessions``."""
-    if prompt.session is None:
-        return True
-    new = prompt.session not in sessions
-    sessions.add(prompt.session)
-    return new
-
-
-def _timestamp(prompt: Prompt) -> float:
-    require(
-        prompt.timestamp_ms is not None,
-        f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",
-    )
-    return float(prompt.timestamp_ms or 0.0)
+def _start_sessions(prompts: Sequence[Prompt]) -> list[bool]:
+    """Return of each request whether it begins or has no session."""
+    first: dict[str, int] = {}
+    return [p.session is None or first.setdefault(p.session, i) == i for i, p in enumerate(prompts)]
 
 
 def check_timestamps(source: PromptSource, experiment: Experiment) -> None:
@@ -81,7 +72,7 @@ def check_timestamps(source: PromptSource, experiment: Experiment) -> None:
             f"workload.kind={experiment.workload.kind}: its prompt source has no method "
             f"timestamps_ms(), {needed}"
         )
-    times = source_results.timestamps_ms(source, experiment)
+    times = sources.timestamps_ms(source, experiment)
     missing = next((index for index, ms in enumerate(times) if ms is None), None)
     if missing is not None:
         place = _timestamp_place(source, experiment, missing)

@@ -10,47 +10,31 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import (
     NO_TOKEN,
+    InferenceEngine,
     InvalidLogitsError,
     Remote,
     StaleLaunchError,
     StreamEvent,
+    TokenEvent,
 )
-from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.engine.request import Request
 from labkit.workload.requests.memory_timeline import PERIOD_S, MemoryTimeline
 from labkit.workload.requests.serving_metrics import ServedRequest
-
-if TYPE_CHECKING:
-    from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
-    from labkit.engine.request import Request
+from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 Clock = Callable[[], float]
 Wait = Callable[[float], None]
 MIN_WAIT_S = 1e-6  # a shorter wait might not advance the clock
 MAX_WAIT_S = 0.02  # a longer wait would keep the other arms from their turns
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSchedule:
-    """Sessions, due times and concurrency, in the order of the requests.
-
-    ``sessions``: each request's session, or None. ``due``: the earliest time to send each
-    request, in seconds from the start; None: a closed loop. ``concurrency``: the maximum number of
-    requests in flight; None: no limit. ``stagger_s``: seconds between the starts of two clients.
-    """
-
-    sessions: Sequence[str | None]
-    due: Sequence[float] | None = None
-    concurrency: int | None = None
-    stagger_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +50,33 @@ class DueRequest:
     sent: float | None
 
 
+@dataclass
 class ClientPool:
-    """The clients of a schedule, which send requests as they come due.
+    """The clients that send requests as they come due. All times are seconds from the start.
 
-    All times are seconds from the start.
+    ``sessions``: each request's session, or None. ``due``: the earliest time to send each
+    request; None: a closed loop. ``concurrency``: the maximum number of requests in flight; None:
+    no limit. ``stagger_s``: seconds between the starts of two clients.
     """
 
-    def __init__(self, schedule: RequestSchedule) -> None:
-        self._schedule = schedule
+    sessions: Sequence[str | None]
+    due: Sequence[float] | None = None
+    concurrency: int | None = None
+    stagger_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self._in_flight = 0
         self._full_until = 0.0
-        self._next_turns: dict[str, list[int]] = {}  # by session, in reverse order
+        self._next_turns: dict[str, deque[int]] = {}  # by session
         self._ready: list[tuple[float, int]] = []
-        for index, session in enumerate(schedule.sessions):
+        for index, session in enumerate(self.sessions):
             if session is not None and session in self._next_turns:
                 self._next_turns[session].append(index)
                 continue
             if session is not None:
-                self._next_turns[session] = []
-            self._ready.append((self._due(index), index))
-        for turns in self._next_turns.values():
-            turns.reverse()
+                self._next_turns[session] = deque()
+            self._ready.append((0.0 if self.due is None else self.due[index], index))
         heapq.heapify(self._ready)
-
-    def _due(self, index: int) -> float:
-        return 0.0 if self._schedule.due is None else self._schedule.due[index]
 
     def next(self, elapsed: float) -> DueRequest | None:
         """Remove and return a request that can be sent now, or None if there is none."""
@@ -98,7 +84,7 @@ class ClientPool:
             return None
         due, index = heapq.heappop(self._ready)
         self._in_flight += 1
-        if self._schedule.due is None:
+        if self.due is None:
             return DueRequest(index, None, None)
         return DueRequest(index, due, max(due, self._full_until))
 
@@ -108,20 +94,20 @@ class ClientPool:
         It is infinite if the request must wait until another one ends, because all clients are
         busy, or for the answer to its session's previous request.
         """
-        limit, busy = self._schedule.concurrency, self._in_flight
-        if not self._ready or (limit is not None and busy >= limit):
+        busy = self._in_flight
+        if not self._ready or (self.concurrency is not None and busy >= self.concurrency):
             return math.inf
-        return max(self._ready[0][0], self._schedule.stagger_s * busy)
+        return max(self._ready[0][0], self.stagger_s * busy)
 
     def finished(self, index: int, elapsed: float) -> None:
         """Note that a request in flight has ended, so its session's next request may be sent."""
-        if self._in_flight == self._schedule.concurrency:
+        if self._in_flight == self.concurrency:
             self._full_until = elapsed
         self._in_flight -= 1
-        session = self._schedule.sessions[index]
+        session = self.sessions[index]
         if session is not None and self._next_turns[session]:
-            following = self._next_turns[session].pop()
-            due = 0.0 if self._schedule.due is None else max(self._due(following), elapsed)
+            following = self._next_turns[session].popleft()
+            due = 0.0 if self.due is None else max(self.due[following], elapsed)
             heapq.heappush(self._ready, (due, following))
 
 
@@ -134,6 +120,7 @@ class TimedStep:
     receivers: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class LoadGenerator:
     """Sends requests when they are due, one engine step at a time.
 
@@ -144,33 +131,26 @@ class LoadGenerator:
     itself adds is recorded as ``late``.
 
     ``engine`` must receive no other requests during the run. ``requests`` are in the order of the
-    schedule. ``clock`` returns seconds and may stop between steps; ``wait`` sleeps for a number of
-    seconds. ``heartbeat`` is called with the progress when requests have finished. ``timeline``
+    ``clients``. ``clock`` returns seconds and may stop between steps; ``wait`` sleeps for a number
+    of seconds. ``heartbeat`` is called with the progress when requests have finished. ``timeline``
     samples the engine's memory between steps.
     """
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        requests: Sequence[Request],
-        *,
-        schedule: RequestSchedule,
-        clock: Clock,
-        heartbeat: Callable[[str], None],
-        timeline: MemoryTimeline,
-        wait: Wait = time.sleep,
-    ) -> None:
-        self.requests = tuple(requests)
-        self.timeline = timeline
+    engine: InferenceEngine
+    requests: Sequence[Request]
+    _: KW_ONLY
+    clients: ClientPool
+    clock: Clock
+    heartbeat: Callable[[str], None]
+    timeline: MemoryTimeline
+    wait: Wait = time.sleep
+
+    def __post_init__(self) -> None:
         self.steps: list[TimedStep] = []
         self.cpu_s = 0.0  # CPU time of the load generator
-        self._engine = engine
-        self._remote = engine if isinstance(engine, Remote) else None
+        self._remote = self.engine if isinstance(self.engine, Remote) else None
         if self._remote is not None:
-            self._remote.use_clock(clock)
-        self._clients = ClientPool(schedule)
-        self._clock, self._wait = clock, wait
-        self._heartbeat = heartbeat
+            self._remote.use_clock(self.clock)
         self._total = f"{len(self.requests)} request{'s' * (len(self.requests) != 1)}"
         self._sent: dict[int, ServedRequest] = {}
         self._live: dict[str, int] = {}
@@ -179,7 +159,6 @@ class LoadGenerator:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended, successfully or not."""
         return len(self._sent) == len(self.requests) and not self._live
 
     @property
@@ -213,7 +192,7 @@ class LoadGenerator:
             replace(
                 entry,
                 submitted=moved(entry.submitted),
-                chunk_times=[moved(time) for time in entry.chunk_times],
+                chunk_times=list(map(moved, entry.chunk_times)),
                 admitted=None if entry.admitted is None else moved(entry.admitted),
                 due=None if entry.due is None else moved(entry.due),
                 ended=None if entry.ended is None else moved(entry.ended),
@@ -222,7 +201,6 @@ class LoadGenerator:
         ]
 
     def run(self) -> None:
-        """Call ``step`` until every request has ended."""
         while not self.done:
             self.step()
 
@@ -236,16 +214,16 @@ class LoadGenerator:
         """
         cpu = time.thread_time()
         self._send()
-        if not self._engine.has_work():
+        if not self.engine.has_work():
             self._wait_until_send()
             self.cpu_s += time.thread_time() - cpu
             return False
         self.cpu_s += time.thread_time() - cpu
         if self._remote is not None:
-            self._remote.wait(min(self._until_send(), max(0.0, until - self._clock())))
-        start = self._clock()
+            self._remote.wait(min(self._until_send(), max(0.0, until - self.clock())))
+        start = self.clock()
         events = self._run_engine()
-        cpu, now = time.thread_time(), self._clock()
+        cpu, now = time.thread_time(), self.clock()
         receivers = tuple(event.request_id for event in events)
         self.steps.append(TimedStep(self._idle_since, now, receivers))
         self._idle_since = now
@@ -253,19 +231,18 @@ class LoadGenerator:
         self.timeline.stepped(start, now)
         if finished:
             done = len(self._sent) - len(self._live)
-            self._heartbeat(f"{done} of {self._total}")
+            self.heartbeat(f"{done} of {self._total}")
         self.cpu_s += time.thread_time() - cpu
         return True
 
     def _until_send(self) -> float:
-        """Return the seconds until the next request can be sent, at most ``PERIOD_S``."""
         assert self._start is not None
-        elapsed = self._clock() - self._start
-        return min(PERIOD_S, max(0.0, self._clients.next_send() - elapsed))
+        elapsed = self.clock() - self._start
+        return min(PERIOD_S, max(0.0, self.clients.next_send() - elapsed))
 
     def _run_engine(self) -> Sequence[TokenEvent]:
         try:
-            return self._engine.step()
+            return self.engine.step()
         except StaleLaunchError as error:
             raise StaleOutput(str(error)) from error
         except InvalidLogitsError as error:
@@ -273,9 +250,9 @@ class LoadGenerator:
 
     def _send(self) -> None:
         if self._start is None:
-            self._start = self._idle_since = self._clock()
-        while (due := self._clients.next(self._clock() - self._start)) is not None:
-            request, now = self.requests[due.index], self._clock()
+            self._start = self._idle_since = self.clock()
+        while (due := self.clients.next(self.clock() - self._start)) is not None:
+            request, now = self.requests[due.index], self.clock()
             entry = ServedRequest(request.request_id, len(request.prompt_token_ids), submitted=now)
             if due.due is not None and due.sent is not None:
                 entry.due = self._start + due.due
@@ -284,19 +261,19 @@ class LoadGenerator:
                 entry.late = max(0.0, now - max(entry.submitted, free))
             self._live[entry.request_id] = due.index
             self._sent[due.index] = entry
-            self._engine.submit(request)
+            self.engine.submit(request)
             self.timeline.submitted(entry)
 
     def _wait_until_send(self) -> None:
         """Wait until the next request can be sent, at most ``MAX_WAIT_S``."""
-        next_send = self._clients.next_send()
+        next_send = self.clients.next_send()
         if self._live or next_send == math.inf:
             lost = ", ".join(sorted(self._live))
             raise InvalidOutput(f"the engine has no work left, but requests {lost} are unfinished")
         assert self._start is not None
-        remaining = next_send - (self._clock() - self._start)
-        self._wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
-        self._idle_since = self._clock()
+        remaining = next_send - (self.clock() - self._start)
+        self.wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
+        self._idle_since = self.clock()
 
     def _deliver(self, events: Sequence[TokenEvent], now: float) -> int:
         """Add one step's events to their requests; return the number of requests that ended."""
@@ -316,7 +293,7 @@ class LoadGenerator:
             if event.finish_reason is not None:
                 entry.finish, entry.ended = event.finish_reason, at
                 del self._live[event.request_id]
-                self._clients.finished(index, at - (self._start or 0.0))
+                self.clients.finished(index, at - (self._start or 0.0))
                 finished += 1
         return finished
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.engine.engine_protocol import InferenceEngine, Observable, StaticBatching
 from labkit.machine.facts.operating_system_protocol import operating_system
-
-if TYPE_CHECKING:
-    from labkit.workload.requests.serving_metrics import ServedRequest
+from labkit.workload.requests.serving_metrics import ServedRequest
 
 PERIOD_S = 0.2
 MAX_SAMPLES = 1024  # when reached, every second sample is dropped and the period doubles
@@ -42,7 +40,6 @@ class MemoryTimeline:
         self._cost = 0.0
 
     def submitted(self, entry: ServedRequest) -> None:
-        """Add a request that has just been submitted."""
         if self._start is None:
             self._start = self._due = entry.submitted
         self._waiting.append(entry)

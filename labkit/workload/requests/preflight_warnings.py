@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from labkit.config import PRESET_LAYOUTS, Experiment, KVLayout, Reservation
+from labkit.config import PRESET_LAYOUTS, Experiment, KVLayout, OpenAIServer, Reservation
 from labkit.config.requests import LENGTH_TRACES
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget.required_kv_slots import slots_for
@@ -19,49 +19,39 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
     ``together``: prompt and output tokens of the longest requests that can be in flight together
     or, if a rate or a trace sets the arrivals, can run together.
     """
-    warnings = (
-        _server(experiment),
-        _threads(experiment),
-        _memory(experiment, together),
-        _rows(experiment, len(together)),
-    )
+    engine, requests = experiment.engine, len(together)
+    warnings = ["; ".join(_of_server(engine.server))] if engine.name == "openai" else []
+    threads, cores = engine.threads, worker_environment.core_count()
+    if threads is not None and threads > cores:
+        warnings.append(
+            f"engine.threads={threads}: this machine has {cores} cores, and surplus threads only "
+            f"wait for others; set engine.threads={cores} or less"
+        )
+    warnings.append(_memory(experiment, together) or "")
+    rows = engine.scheduler.max_num_seqs
+    if engine.name in PRESET_LAYOUTS and requests > rows:
+        warnings.append(
+            f"engine.scheduler.max_num_seqs={rows}: {requests - rows} of {requests} requests in "
+            "flight will queue"
+        )
     return tuple(filter(None, warnings))
 
 
-def _threads(experiment: Experiment) -> str | None:
-    """Return a warning about more threads than cores, or None."""
-    threads, cores = experiment.engine.threads, worker_environment.core_count()
-    if threads is None or threads <= cores:
-        return None
-    return (
-        f"engine.threads={threads}: this machine has {cores} cores, and surplus threads only wait "
-        f"for others; set engine.threads={cores} or less"
-    )
-
-
-def _server(experiment: Experiment) -> str | None:
-    """Return warnings: a server that runs on, an untested preset, packages to install; or None."""
-    server = experiment.engine.server
-    if experiment.engine.name != "openai":
-        return None
-    warnings = []
+def _of_server(server: OpenAIServer) -> Iterator[str]:
     if server.url is not None:
-        warnings.append(
-            f"{server.url} is not restarted, so its earlier requests may affect results"
-        )
+        yield f"{server.url} is not restarted, so its earlier requests may affect results"
     if not server.server_preset.tested:
-        warnings.append(
+        yield (
             f"engine.server.preset={server.preset} follows that server's documentation and was "
             "not run by labkit's tests"
         )
     if server.packages:
         own = server.packages == server.server_preset.requirements
         size = f" ({server.server_preset.size})" if own else ""
-        warnings.append(
+        yield (
             f"{' '.join(server.packages)} and what it needs{size} is installed once in labkit's "
             "cache, for the server alone"
         )
-    return "; ".join(warnings) or None
 
 
 def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
@@ -83,18 +73,6 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
     return (
         f"{_size(planned.pool_bytes)} of KV memory holds {capacity:,} tokens; "
         f"{most}{len(together)} requests need {about}{needed:,}, {fit}"
-    )
-
-
-def _rows(experiment: Experiment, requests: int) -> str | None:
-    if experiment.engine.name not in PRESET_LAYOUTS:
-        return None
-    rows = experiment.engine.scheduler.max_num_seqs
-    if requests <= rows:
-        return None
-    return (
-        f"engine.scheduler.max_num_seqs={rows}: {requests - rows} of {requests} requests in flight "
-        "will queue"
     )
 
 

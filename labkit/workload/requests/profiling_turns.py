@@ -42,14 +42,11 @@ class ClockedServing:
 
     @property
     def tokens(self) -> int:
-        """The output tokens so far."""
         return sum(len(step.receivers) for step in self.generator.steps)
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended, or enough tokens were computed."""
         return self.generator.done or self.tokens >= limit(self.max_tokens)
 
     def note(self) -> dict[str, Any]:
-        """Return the note ``step_parts``."""
         return {**self.clocks.report(), "output_tokens": self.tokens}

@@ -23,14 +23,14 @@ from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
 from labkit.engine.model import compute_dtype
 from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
-from labkit.workload import in_process_rules, source_results
-from labkit.workload.measurement import Estimate
+from labkit.workload import in_process_rules, sources
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of
 from labkit.workload.tokenized_prompt import Prompt, cached_prompts, prompt_key, take_first
 from labkit.workload.workload_protocols import (
     START_SECONDS,
+    Estimate,
     InterleavedArms,
     TurnContext,
     load_arms,
@@ -100,10 +100,10 @@ class RequestKind:
         return len(self._lengths(experiment))
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        return in_process_rules.requests([experiment.engine for experiment in experiments])
+        return in_process_rules.first_reason(in_process_rules.REQUESTS, experiments)
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
-        return in_process_rules.live_requests([experiment.engine for experiment in experiments])
+        return in_process_rules.first_reason(in_process_rules.LIVE_REQUESTS, experiments)
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order. The engines share loaded models."""
@@ -123,7 +123,7 @@ class RequestKind:
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
-        from labkit.workload.output_digest import TokenTexts
+        from labkit.models.tokenizer import Detokenizer
         from labkit.workload.requests.serving_session import ServingSession
 
         model = resolve(experiment.model)
@@ -134,7 +134,7 @@ class RequestKind:
             experiment.workload,
             seed=seed,
             vocab_size=model.vocab_size,
-            texts=TokenTexts(model.path),
+            detokenizer=Detokenizer(model.path),
             model_digest=model.digest,
             block_size=experiment.engine.kv.block_size,
             clock=clock,
@@ -167,21 +167,21 @@ class RequestKind:
         """Return when the last of ``count`` requests is expected; 0 without a rate or a trace."""
         arrivals, source = experiment.workload.arrivals, self.source(experiment)
         if arrivals.kind is ArrivalKind.trace and isinstance(source, TimestampedSource):
-            times = source_results.timestamps_ms(source, experiment)
+            times = sources.timestamps_ms(source, experiment)
             return max((ms or 0.0) for ms in times) / 1e3 * arrivals.time_scale
         if isinstance(source, SessionSource):
             count = min(count, source.num_sessions(experiment))
         return 0.0 if arrivals.rate is None else count / arrivals.rate
 
     def _lengths(self, experiment: Experiment) -> list[tuple[int, int]]:
-        return source_results.lengths(self.source(experiment), experiment)
+        return sources.lengths(self.source(experiment), experiment)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
         own = _class_identity(experiment.workload.kind)
-        of_source = source_results.identity(source, experiment)
+        of_source = sources.identity(source, experiment)
         key = prompt_key({"model": model.digest, "source": of_source, **own})
-        every = cached_prompts(key, lambda: source_results.prompts(source, experiment, model))
+        every = cached_prompts(key, lambda: sources.prompts(source, experiment, model))
         prompts = tuple(take_first(experiment, every))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
 
@@ -203,10 +203,11 @@ def _max_in_flight(experiment: Experiment, count: int) -> int:
     """Return how many of ``count`` requests may be in flight at a time.
 
     If a rate or a trace sets the arrivals, the number of requests in flight depends on the engine's
-    speed, and the number of batch rows, which limits those that run, is returned.
+    speed, and the number of those that may run is returned.
     """
-    workload, rows = experiment.workload, experiment.engine.scheduler.max_num_seqs
-    return min(rows if workload.arrivals.is_paced else workload.concurrency or count, count)
+    if experiment.workload.arrivals.is_paced:
+        return _max_running(experiment, count)
+    return min(experiment.workload.concurrency or count, count)
 
 
 def _max_running(experiment: Experiment, in_flight: int) -> int:
@@ -269,14 +270,14 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         return
     options = experiment.engine.budget
     if options.blocks is not None:
-        option = f"engine.budget.blocks={options.blocks}"
+        option = f"blocks={options.blocks}"
     else:
         fixed = options.policy is BudgetPolicy.fixed
         option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
-        option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
+        option += f" ({planned.blocks} KV blocks)"
     require(
         needed <= planned.full_blocks,
-        f"{option} is too small: request {largest.request_id} of "
+        f"engine.budget.{option} is too small: request {largest.request_id} of "
         f"workload={experiment.workload.name} needs {needed} KV blocks for its {tokens} tokens; "
         "enlarge the KV pool",
     )
@@ -297,12 +298,9 @@ def _check_server(experiment: Experiment) -> None:
 
 def footprint(experiment: Experiment) -> ModelFootprint:
     """Return the model's sizes without building the model."""
-    loading = (
-        compute_dtype.cast_target(experiment.engine),
-        compute_dtype.matrix_storage(experiment.engine),
-    )
-    built = model_footprint.from_model(experiment.model, *loading)
-    return built or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+    loading = compute_dtype.WeightLoading.of(experiment.engine)
+    built = model_footprint.from_model(experiment.model, loading)
+    return built or model_footprint.from_weights(resolve(experiment.model).path, loading)
 
 
 KIND = RequestKind()

@@ -16,6 +16,7 @@ failed requests are counted separately and never toward goodput.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import numpy as np
 from labkit.config import LatencySLO, Workload
 from labkit.records import Metric
 from labkit.records.metric_registry import measured
+from labkit.workload.tokenized_prompt import Prompt
 
 PERCENTILES = (50, 99)
 MAX_UNSERVED_NOTES = 8  # maximum number of unserved requests listed in the record
@@ -74,7 +76,6 @@ class ServedRequest:
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens that the request received."""
         return len(self.tokens) if self.counted is None else self.counted
 
     @property
@@ -99,12 +100,10 @@ class ServedRequest:
 
     @property
     def ttft(self) -> float:
-        """Seconds from arrival to the first token."""
         return self.chunk_times[0] - self.arrived
 
     @property
     def e2e(self) -> float:
-        """Seconds from arrival to the last token."""
         return self.chunk_times[-1] - self.arrived
 
     @property
@@ -115,9 +114,7 @@ class ServedRequest:
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between successive chunks."""
-        times = self.chunk_times
-        return [after - before for before, after in pairwise(times)]
+        return [after - before for before, after in pairwise(self.chunk_times)]
 
 
 def span(entries: Sequence[ServedRequest]) -> float:
@@ -192,17 +189,14 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     filled. A metric is omitted if the engine lacks its counters.
     """
     steps, slots = counters.get("steps.total"), counters.get("kv.slots_held")
-    metrics = []
+    values = {}
     if steps and "host_ms" in counters:
-        per_step = counters["host_ms"] / steps
-        metrics.append(measured("host_ms_per_step", (per_step,)))
+        values["host_ms_per_step"] = counters["host_ms"] / steps
     if steps and "shape.repeated" in counters:
-        repeated = 100 * counters["shape.repeated"] / steps
-        metrics.append(measured("shape_repeated_pct", (repeated,)))
+        values["shape_repeated_pct"] = 100 * counters["shape.repeated"] / steps
     if slots and "kv.slots_filled" in counters:
-        waste = 100 * (1 - counters["kv.slots_filled"] / slots)
-        metrics.append(measured("kv_waste_pct", (waste,)))
-    return tuple(metrics)
+        values["kv_waste_pct"] = 100 * (1 - counters["kv.slots_filled"] / slots)
+    return tuple(measured(name, (value,)) for name, value in values.items())
 
 
 def meets(served: ServedRequest, limits: LatencySLO) -> bool:
@@ -236,9 +230,7 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
 
 def _mean(name: str, seconds: Iterable[float]) -> list[Metric]:
     values = np.fromiter(seconds, dtype=np.float64)
-    if not values.size:
-        return []
-    return [measured(f"{name}_mean_ms", (float(values.mean()) * 1e3,))]
+    return [measured(f"{name}_mean_ms", (float(values.mean()) * 1e3,))] if values.size else []
 
 
 def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
@@ -247,6 +239,11 @@ def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
     They count from the first arrival of all requests, with which the memory's timeline begins.
     """
     start = min(r.arrived for r in entries)
+
+    def arrival_notes(r: ServedRequest) -> dict[str, float]:
+        times = {"arrived": r.arrived - start, "queued": r.queued, "late": r.late}
+        return {f"{name}_ms": _ms(time) for name, time in times.items()}
+
     return [
         {
             "id": r.request_id,
@@ -255,7 +252,7 @@ def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
             **({} if r.first_chunk == 1 else {"first_chunk": r.first_chunk}),
             **({} if r.untimed_tokens == 0 else {"untimed_tokens": r.untimed_tokens}),
             "submitted_ms": _ms(r.submitted - start),
-            **({} if r.due is None else _arrival_notes(r, start)),
+            **({} if r.due is None else arrival_notes(r)),
             **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),
             "ttft_ms": _ms(r.ttft),
             "e2e_ms": _ms(r.e2e),
@@ -264,14 +261,6 @@ def request_notes(entries: Sequence[ServedRequest]) -> list[dict[str, Any]]:
         for r in entries
         if r.outcome == "served"
     ]
-
-
-def _arrival_notes(entry: ServedRequest, start: float) -> dict[str, float]:
-    return {
-        "arrived_ms": _ms(entry.arrived - start),
-        "queued_ms": _ms(entry.queued),
-        "late_ms": _ms(entry.late),
-    }
 
 
 def _ms(seconds: float) -> float:
@@ -343,3 +332,49 @@ def rectangle_notes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
     """
     longest = max(p for p, _ in lengths) + max(o for _, o in lengths) - 1
     return {"tokens": sum(p + o - 1 for p, o in lengths), "slots": len(lengths) * longest}
+
+
+def sharing_notes(
+    prompts: Sequence[Prompt], block_size: int, *, warm: bool, unshared: bool
+) -> dict[str, Any]:
+    """Return the notes on shared prefixes for a record.
+
+    ``unshared``: whether the prompts were changed so that no two share a prefix.
+    """
+    return {
+        "prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
+        "shared_tokens": _shared_tokens(prompts, block_size, warm),
+        "block_size": block_size,
+        "unshared": unshared,
+    }
+
+
+def _shared_tokens(prompts: Sequence[Prompt], block_size: int, warm: bool) -> int:
+    """Return the number of prompt tokens that a cache of unlimited memory would hit.
+
+    They are in full blocks of ``block_size`` tokens that are also a prefix of an earlier prompt.
+    Hits on generated tokens, which are unknown beforehand, are not counted, and a prompt's last
+    token is always computed. The prompts are in the order of submission. Each is assumed to be
+    computed before the next arrives. ``warm``: whether all were served once before.
+    """
+    cached: set[bytes] = set()
+    if warm:
+        cached.update(digest for prompt in prompts for digest in _prefixes(prompt, block_size))
+    hit_tokens = 0
+    for prompt in prompts:
+        prefixes = _prefixes(prompt, block_size)
+        max_blocks = (len(prompt.token_ids) - 1) // block_size
+        hits = next((i for i, digest in enumerate(prefixes) if digest not in cached), max_blocks)
+        hit_tokens += min(hits, max_blocks) * block_size
+        cached.update(prefixes)
+    return hit_tokens
+
+
+def _prefixes(prompt: Prompt, block_size: int) -> list[bytes]:
+    """Return the digests of the prompt's first block, of its first two blocks, and so on."""
+    digest, prefixes = hashlib.blake2b(digest_size=16), []
+    ids = np.asarray(prompt.token_ids, "<u4")
+    for end in range(block_size, len(ids) + 1, block_size):
+        digest.update(ids[end - block_size : end].tobytes())
+        prefixes.append(digest.digest())
+    return prefixes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,11 @@ from labkit.engine.engine_protocol import (
     TokenCounting,
 )
 from labkit.engine.request import Request, SamplingParams
+from labkit.models.tokenizer import Detokenizer
 from labkit.records import CaseRecord, Metric
-from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.output_digest import TokenTexts, text_digest, token_digest
+from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
-from labkit.workload.requests.attainable_prefix_hits import sharing_notes
-from labkit.workload.requests.load_generator import Clock, LoadGenerator, RequestSchedule, Wait
+from labkit.workload.requests.load_generator import ClientPool, Clock, LoadGenerator, Wait
 from labkit.workload.requests.memory_timeline import MemoryTimeline
 from labkit.workload.requests.profiling_turns import ClockedServing
 from labkit.workload.requests.serving_metrics import (
@@ -39,50 +38,42 @@ from labkit.workload.requests.serving_metrics import (
     request_notes,
     sending_metrics,
     serving_metrics,
+    sharing_notes,
 )
 from labkit.workload.tokenized_prompt import Prompt
+from labkit.workload.workload_protocols import InvalidOutput, Measurement
 
-PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
 # With arrivals at a rate or from a trace, the number of requests in flight is unknown beforehand.
 PACED_STREAMS = 16
 
 
+@dataclass(eq=False)
 class ServingSession:
     """A request workload on one loaded engine, which ``close`` closes.
 
     ``prompts``: in the order of submission. ``seed``: of the warm-up's token ids, the arrivals and
     every request's random stream. ``vocab_size``: exclusive upper bound of the warm-up's token ids.
-    ``texts``: converts token ids to text for the record; None: the record has only ids.
+    ``detokenizer``: converts token ids to text for the record; None: the record has only ids.
     ``model_digest``: of the model's weights and tokenizer, for the record. ``block_size``: tokens
     in a block of the engine's prefix cache. ``clock`` returns seconds, ``wait`` sleeps for a number
     of seconds.
     """
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        prompts: Sequence[Prompt],
-        workload: Workload,
-        *,
-        seed: int,
-        vocab_size: int,
-        texts: TokenTexts | None = None,
-        model_digest: str | None = None,
-        block_size: int = 16,
-        clock: Clock = time.perf_counter,
-        wait: Wait = time.sleep,
-    ) -> None:
-        self._engine = engine
-        self._token_counting = engine if isinstance(engine, TokenCounting) else None
-        self._remote = engine if isinstance(engine, Remote) else None
-        self._prompts = tuple(prompts)
-        self._workload = workload
-        self._seed = seed
-        self._vocab_size = vocab_size
-        self._pieces = texts
-        self._model_digest = model_digest
-        self._block_size = block_size
-        self._clock, self._wait = clock, wait
+    engine: InferenceEngine
+    prompts: Sequence[Prompt]
+    workload: Workload
+    _: KW_ONLY
+    seed: int
+    vocab_size: int
+    detokenizer: Detokenizer | None = None
+    model_digest: str | None = None
+    block_size: int = 16
+    clock: Clock = time.perf_counter
+    wait: Wait = time.sleep
+
+    def __post_init__(self) -> None:
+        self._token_counting = self.engine if isinstance(self.engine, TokenCounting) else None
+        self._remote = self.engine if isinstance(self.engine, Remote) else None
         self._step_trace: StepReport | None = None
 
     def warm_up(self) -> None:
@@ -92,32 +83,31 @@ class ServingSession:
         ``workload.cache_state=warm`` all requests are then served once, so that their prefixes are
         cached. For a server, the overhead of the client is measured as well.
         """
-        rng = np.random.default_rng([self._seed, 2])
-        shapes = self._prompts[: self._workload.warmup]
+        rng = np.random.default_rng([self.seed, 2])
+        shapes = self.prompts[: self.workload.warmup]
         prompts = [
             Prompt(
                 f"warm-up {index}",
-                tuple(rng.integers(0, self._vocab_size, len(shape.token_ids)).tolist()),
+                tuple(rng.integers(0, self.vocab_size, len(shape.token_ids)).tolist()),
                 shape.max_tokens,
             )
             for index, shape in enumerate(shapes)
         ]
         self._serve(prompts)
-        self._engine.clear_cache()
-        if self._workload.cache_state is CacheState.warm:
-            self._serve(self._prompts)
+        self.engine.clear_cache()
+        if self.workload.cache_state is CacheState.warm:
+            self._serve(self.prompts)
         if self._remote is not None:
-            self._remote.prepare_requests(self._requests(self._prompts), self._overhead_streams())
-        self._engine.reset_counters()
+            self._remote.prepare_requests(self._requests(self.prompts), self._overhead_streams())
+        self.engine.reset_counters()
 
     def _overhead_streams(self) -> int:
         """Return the number of concurrent requests with which a client's overhead is measured."""
-        number, workload = len(self._prompts), self._workload
+        number, workload = len(self.prompts), self.workload
         limit = PACED_STREAMS if workload.arrivals.is_paced else workload.concurrency
         return min(limit or number, number)
 
     def measure(self, heartbeat: Callable[[str], None]) -> Measurement:
-        """Serve all requests once; see ``InterleavedArms``."""
         generator = self.start(heartbeat)
         generator.run()
         return self.measurement(generator)
@@ -128,23 +118,20 @@ class ServingSession:
         Raises ``EngineError`` if ``workload.step_trace`` is set, and the engine cannot trace its
         steps.
         """
-        if self._workload.step_trace is not None:
-            self._step_trace = self._trace_steps(self._workload.step_trace)
-        due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
-        return self._drive(self._prompts, heartbeat, due)
-
-    def _trace_steps(self, limit: int) -> StepReport:
-        if not isinstance(self._engine, StepTracing):
-            raise EngineError(
-                f"workload.step_trace={limit}: engine.name={self._engine.name} has no method "
-                "trace_steps; set workload.step_trace=null for this arm"
-            )
-        return self._engine.trace_steps(limit, self._clock)
+        limit = self.workload.step_trace
+        if limit is not None:
+            if not isinstance(self.engine, StepTracing):
+                raise EngineError(
+                    f"workload.step_trace={limit}: engine.name={self.engine.name} has no method "
+                    "trace_steps; set workload.step_trace=null for this arm"
+                )
+            self._step_trace = self.engine.trace_steps(limit, self.clock)
+        due = arrivals.due(self.workload.arrivals, self.prompts, self.seed)
+        return self._drive(self.prompts, heartbeat, due)
 
     @property
     def has_clocks(self) -> bool:
-        """Whether the engine can time its steps."""
-        return isinstance(self._engine, StepTiming)
+        return isinstance(self.engine, StepTiming)
 
     def start_clocked(self, heartbeat: Callable[[str], None]) -> ClockedServing:
         """Return the same requests, to be served again with clocks on the parts of every step.
@@ -153,14 +140,14 @@ class ServingSession:
         """
         from labkit.engine.runner.step_clocks import ClockedEngine
 
-        assert isinstance(self._engine, StepTiming)
-        if self._workload.cache_state is not CacheState.warm:
-            self._engine.clear_cache()
-        due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
-        clocks = self._engine.time_steps(self._clock)
-        engine: Any = ClockedEngine(self._engine, clocks, self._clock, self._wait)
-        generator = self._drive(self._prompts, heartbeat, due, engine, engine.wait)
-        return ClockedServing(clocks, generator, sum(p.max_tokens for p in self._prompts))
+        assert isinstance(self.engine, StepTiming)
+        if self.workload.cache_state is not CacheState.warm:
+            self.engine.clear_cache()
+        due = arrivals.due(self.workload.arrivals, self.prompts, self.seed)
+        clocks = self.engine.time_steps(self.clock)
+        engine: Any = ClockedEngine(self.engine, clocks, self.clock, self.wait)
+        generator = self._drive(self.prompts, heartbeat, due, engine, engine.wait)
+        return ClockedServing(clocks, generator, sum(p.max_tokens for p in self.prompts))
 
     @property
     def is_remote(self) -> bool:
@@ -175,11 +162,11 @@ class ServingSession:
         """
         if self._token_counting is not None:
             return self._token_counting.computed_tokens()
-        return 0.0 if self.is_remote else self._engine.counters().get("tokens.computed", 0.0)
+        return 0.0 if self.is_remote else self.engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:
-        if isinstance(self._engine, PipelinedEngine):
-            self._engine.drain()
+        if isinstance(self.engine, PipelinedEngine):
+            self.engine.drain()
 
     def measurement(
         self, generator: LoadGenerator, stalled_s: NDArray[np.float64] | None = None
@@ -195,7 +182,7 @@ class ServingSession:
         if self._remote is not None:
             self._remote.check_running()
         _check_complete(generator)
-        counters = {name: float(value) for name, value in self._engine.counters().items()}
+        counters = {name: float(value) for name, value in self.engine.counters().items()}
         cases = self._cases(generator.entries, counters, generator.cpu_s)
         notes: dict[str, Any] = {}
         if stalled_s is not None:
@@ -207,20 +194,24 @@ class ServingSession:
             if stalled_s.any():
                 entries = generator.entries_without(stalled_s)
                 without = self._cases(entries, counters, generator.cpu_s)
-                cases = [_with_both(*pair) for pair in zip(without, cases, strict=True)]
-        served = _served(generator.entries)
+                both = zip(without, cases, strict=True)
+                cases = [
+                    replace(case, notes={**case.notes, "as_measured": _first_repeats(measured)})
+                    for case, measured in both
+                ]
+        served = [entry for entry in generator.entries if entry.outcome == "served"]
         notes |= {
-            "cache_state": self._workload.cache_state.value,
-            "model_digest": self._model_digest,
+            "cache_state": self.workload.cache_state.value,
+            "model_digest": self.model_digest,
             "sharing": sharing_notes(
-                self._prompts,
-                self._block_size,
-                warm=self._workload.cache_state is CacheState.warm,
-                unshared=self._workload.prompts.unshared,
+                self.prompts,
+                self.block_size,
+                warm=self.workload.cache_state is CacheState.warm,
+                unshared=self.workload.prompts.unshared,
             ),
             "rectangle": rectangle_notes([(r.prompt_tokens, len(r.tokens)) for r in served]),
             # The engine's decisions at load; a user's engine may have none.
-            "engine": dict(getattr(self._engine, "notes", {})),
+            "engine": dict(getattr(self.engine, "notes", {})),
             "timeline": generator.timeline.report(),
         }
         trace = None if self._step_trace is None else self._step_trace.report()
@@ -230,42 +221,41 @@ class ServingSession:
         self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float
     ) -> list[CaseRecord]:
         """Return one case for all requests and, with ``workload.per_request``, one per request."""
-        served = _served(entries)
+        peak_kv_bytes = counters.get("peak_kv_bytes")
         metrics = (
-            *serving_metrics(
-                entries,
-                counters.get(PEAK_KV_BYTES),
-                limits=self._workload.limits,
-            ),
+            *serving_metrics(entries, peak_kv_bytes, limits=self.workload.limits),
             *sending_metrics(entries),
             *counted_metrics(counters),
         )
         traffic = outcome_notes(
-            entries, self._workload, rate_unit=arrivals.rate_unit(self._prompts), cpu_s=cpu_s
+            entries, self.workload, rate_unit=arrivals.rate_unit(self.prompts), cpu_s=cpu_s
         )
         together = CaseRecord(
             case="all",
             metrics=self._marked(metrics),
-            outputs=outputs_of(entries, self._pieces),
+            outputs=outputs_of(entries, self.detokenizer),
             notes={"requests": request_notes(entries), "traffic": traffic},
         )
-        per_request = served if self._workload.per_request else ()
-        return [together, *map(self._request_case, per_request)]
-
-    def _request_case(self, served: ServedRequest) -> CaseRecord:
-        return CaseRecord(
-            case=served.request_id,
-            metrics=self._marked(request_metrics(served)),
-            outputs=outputs_of([served], self._pieces),
+        if not self.workload.per_request:
+            return [together]
+        per_request = (
+            CaseRecord(
+                case=served.request_id,
+                metrics=self._marked(request_metrics(served)),
+                outputs=outputs_of([served], self.detokenizer),
+            )
+            for served in entries
+            if served.outcome == "served"
         )
+        return [together, *per_request]
 
     def _marked(self, metrics: Iterable[Metric]) -> tuple[Metric, ...]:
         """Mark the workload's primary metric, which only records of a user's own kind tell."""
-        primary = self._workload.serving_metric
+        primary = self.workload.serving_metric
         return tuple(replace(metric, primary=metric.name == primary) for metric in metrics)
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
 
     def _serve(self, prompts: Sequence[Prompt]) -> None:
         generator = self._drive(prompts, lambda text: None)
@@ -284,36 +274,35 @@ class ServingSession:
 
         A warm-up of requests that arrive at a rate or from a trace has ``PACED_STREAMS`` clients.
         """
-        warms_up = due is None and self._workload.arrivals.is_paced
+        warms_up = due is None and self.workload.arrivals.is_paced
         return LoadGenerator(
-            engine or self._engine,
+            engine or self.engine,
             self._requests(prompts),
-            schedule=RequestSchedule(
+            clients=ClientPool(
                 [prompt.session for prompt in prompts],
                 due,
-                PACED_STREAMS if warms_up else self._workload.concurrency,
-                self._workload.stagger_ms / 1e3,
+                PACED_STREAMS if warms_up else self.workload.concurrency,
+                self.workload.stagger_ms / 1e3,
             ),
-            clock=self._clock,
-            wait=wait or self._wait,
+            clock=self.clock,
+            wait=wait or self.wait,
             heartbeat=heartbeat,
-            timeline=MemoryTimeline(self._engine, getattr(self._engine, "process_memory", None)),
+            timeline=MemoryTimeline(self.engine, getattr(self.engine, "process_memory", None)),
         )
 
     def _requests(self, prompts: Sequence[Prompt]) -> list[Request]:
-        return [self._request(index, prompt) for index, prompt in enumerate(prompts)]
-
-    def _request(self, index: int, prompt: Prompt) -> Request:
-        w = self._workload
-        params = SamplingParams(
-            temperature=w.temperature,
-            top_k=w.top_k,
-            top_p=w.top_p,
-            max_tokens=prompt.max_tokens,
-            ignore_eos=w.ignore_eos,
-            seed=(self._seed << 32) + index,
+        w = self.workload
+        sampling = SamplingParams(
+            temperature=w.temperature, top_k=w.top_k, top_p=w.top_p, ignore_eos=w.ignore_eos
         )
-        return Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
+        requests = []
+        for index, prompt in enumerate(prompts):
+            seed = (self.seed << 32) + index
+            params = replace(sampling, max_tokens=prompt.max_tokens, seed=seed)
+            requests.append(
+                Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
+            )
+        return requests
 
 
 def _check_complete(generator: LoadGenerator) -> None:
@@ -342,45 +331,42 @@ def _check_length(request: Request, entry: ServedRequest) -> None:
         )
 
 
-def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
-    return [entry for entry in entries if entry.outcome == "served"]
+def _first_repeats(case: CaseRecord) -> dict[str, float]:
+    return {metric.name: metric.repeats[0] for metric in case.metrics}
 
 
-def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
-    """Return ``case``, whose metrics exclude stalls, with the metrics of ``measured`` as a note."""
-    as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
-    return replace(case, notes={**case.notes, "as_measured": as_measured})
-
-
-def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:
-    """Return every request's tokens, or every request's text if a server sent text for any."""
-    if any(entry.text is not None for entry in entries):
-        return _text_outputs(entries)
-    return _token_outputs(entries, texts)
-
-
-def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) -> dict[str, Any]:
+def outputs_of(
+    entries: Sequence[ServedRequest], detokenizer: Detokenizer | None = None
+) -> dict[str, Any]:
     """Return every request's tokens with their logit margins (5 significant digits).
 
-    With ``texts``, the text of each id is added, and a digest of every request's text for the
-    comparison with servers that send only text. The overall digest covers only the token ids.
+    With ``detokenizer``, the text of each id is added, and a digest of every request's text for the
+    comparison with servers that send only text. The overall digest covers only the token ids. If a
+    server sent text for any request, return every request's text instead.
     """
-    spelled = {} if texts is None else texts.of(t for r in served for t in r.tokens)
-    return {
+    if any(entry.text is not None for entry in entries):
+        return _text_outputs(entries)
+    outputs: dict[str, Any] = {
         "kind": "tokens",
-        "digest": token_digest((r.request_id, r.tokens) for r in served),
+        "digest": token_digest((r.request_id, r.tokens) for r in entries),
         "requests": [
             {
                 "id": r.request_id,
                 "tokens": list(r.tokens),
                 "margins": _margins(r.margins),
                 "finish": r.finish,
-                **({} if texts is None else {"text_digest": texts.digest(r.tokens)}),
             }
-            for r in served
+            for r in entries
         ],
-        **({"pieces": spelled} if spelled else {}),
     }
+    if detokenizer is not None:
+        for request in outputs["requests"]:
+            text = detokenizer.normalized_text(request["tokens"])
+            request["text_digest"] = text_digest(text)
+        tokens = (token for r in entries for token in r.tokens)
+        if spelled := token_texts(detokenizer.tokenizer, tokens):
+            outputs["pieces"] = spelled
+    return outputs
 
 
 def _text_outputs(served: Sequence[ServedRequest]) -> dict[str, Any]:

@@ -8,23 +8,20 @@ perplexity, KL divergence and agreement of the next token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
 from labkit.models import resolve
 from labkit.workload import in_process_rules
-from labkit.workload.measurement import Estimate
 from labkit.workload.requests.request_workload_kind import FLOPS, PROCESS_BYTES, footprint
 from labkit.workload.scoring import text_windows
 from labkit.workload.workload_protocols import (
     START_SECONDS,
+    Estimate,
     InterleavedArms,
     TurnContext,
     load_arms,
 )
-
-if TYPE_CHECKING:
-    from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
 
 GUESSED_WINDOWS = 50  # of the packaged texts
 # Workload options that must be equal in all arms, which score the same windows in the same rounds.
@@ -48,14 +45,13 @@ class ScoringKind:
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """See ``WorkloadKind``. Raises ``ConfigError`` if arms differ in one of ``SHARED``."""
         _check_shared(experiments)
-        return in_process_rules.requests([experiment.engine for experiment in experiments])
+        return in_process_rules.first_reason(in_process_rules.REQUESTS, experiments)
 
     def not_live(self, experiments: Sequence[Experiment]) -> str | None:
         _check_shared(experiments)
-        return in_process_rules.live_requests([experiment.engine for experiment in experiments])
+        return in_process_rules.first_reason(in_process_rules.LIVE_REQUESTS, experiments)
 
     def refuse_apart(self, reason: str) -> NoReturn:
-        """Raise ``ConfigError``, because the baseline's process would have ended."""
         raise ConfigError(
             "workload.kind=scoring compares every arm with the baseline round by round, but the "
             f"arms would run in processes one after another: {reason}; set design.isolation=auto "
@@ -67,10 +63,14 @@ class ScoringKind:
 
         Raises ``EngineError`` if the arms score different windows.
         """
+        from labkit.engine import create
         from labkit.engine.engine_protocol import EngineError
+        from labkit.engine.runner.shared_models import SharedModels
+        from labkit.models import tokenizer
         from labkit.workload.scoring.interleaved_scoring_arms import (
             OTHER_WINDOWS,
             InterleavedScoring,
+            ScoringArm,
         )
 
         first = experiments[0]
@@ -78,7 +78,15 @@ class ScoringKind:
         for other in experiments[1:]:
             if text_windows.windows_of(other, resolve(other.model)) != windows:
                 raise EngineError(OTHER_WINDOWS)
-        return InterleavedScoring(_load_arms(experiments, context), windows, context)
+        models = SharedModels()
+
+        def load(index: int) -> ScoringArm:
+            path = resolve(experiments[index].model).path
+            engine = create(experiments[index].engine, path, models)
+            return ScoringArm(engine, experiments[index].workload, tokenizer.load(path))
+
+        arms = load_arms(len(experiments), context, load, lambda arm: arm.engine.close())
+        return InterleavedScoring(arms, windows, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
         workload, model = experiment.workload, footprint(experiment)
@@ -110,22 +118,6 @@ def _check_server(server: OpenAIServer) -> None:
         f"engine.server.api={server.api.value}: workload.kind=scoring sends token ids, which only "
         "engine.server.api=completions takes; set it",
     )
-
-
-def _load_arms(experiments: Sequence[Experiment], context: TurnContext) -> list[ScoringArm]:
-    from labkit.engine import create
-    from labkit.engine.runner.shared_models import SharedModels
-    from labkit.models import tokenizer
-    from labkit.workload.scoring.interleaved_scoring_arms import ScoringArm
-
-    models = SharedModels()
-
-    def load(index: int) -> ScoringArm:
-        path = resolve(experiments[index].model).path
-        engine = create(experiments[index].engine, path, models)
-        return ScoringArm(engine, experiments[index].workload, tokenizer.load(path))
-
-    return load_arms(len(experiments), context, load, lambda arm: arm.engine.close())
 
 
 KIND = ScoringKind()

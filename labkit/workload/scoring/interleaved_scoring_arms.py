@@ -28,17 +28,18 @@ from labkit.models.tokenizer import Tokenizer
 from labkit.records import CaseRecord
 from labkit.records.kl_histogram import encode_histogram
 from labkit.records.metric_registry import measured
-from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.scoring.prediction_distance import PredictionDistance, prediction_distance
 from labkit.workload.tokenized_prompt import Prompt
 from labkit.workload.turn_order import Part, TurnOrder
-from labkit.workload.workload_protocols import TurnContext
+from labkit.workload.workload_protocols import InvalidOutput, Measurement, TurnContext
 
 # Tokens per position whose log probabilities are compared one by one. With 64 the KL divergence of
 # 4-bit weights (smollm2, vocabulary 49,152) is 20 % too small, with 1,024 5 %, with 4,096 1.3 %.
 REFERENCE_TOP = 4096
 SENT_TOP = 64  # those that are sent to other processes, with ids and float64 log probabilities
+# The arrays of the baseline that ``prediction_distance`` needs, as they are sent (base64).
+SENT_ARRAYS = {"tokens": "<f8", "top": "<f8", "top_ids": "<i4"}
 NUM_WORST = 10  # number of worst places that are recorded with their text
 CONTEXT_TOKENS = 12  # before and after such a place
 WAIT_S = 0.05  # maximum wait for a server's response in one step
@@ -49,44 +50,20 @@ OTHER_WINDOWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class WorstPlace:
-    """A position where an arm's prediction is far from the baseline's, with its text."""
-
-    kl: float
-    window: str
-    position: int
-    before: str
-    token: str
-    after: str
-    baseline_top1: str
-    arm_top1: str
-
-
-@dataclass(frozen=True, slots=True)
 class WindowScore:
-    """An arm's score of one window, as the record holds it."""
+    """An arm's score of one window, as the record holds it.
+
+    Log likelihoods and KL divergences from the baseline are sums in nats. All scores stay in memory
+    during a run, and dicts would take more of it.
+    """
 
     window: str  # the window's id
-    tokens: int  # the number of predicted tokens
-    nll: float  # the sum of their negative log likelihoods in nats
-    kl_sum: float  # the sum of the positions' KL divergences from the baseline in nats
-    kl_histogram: str  # their histogram (:mod:`labkit.records.kl_histogram`)
-    same_top1: int  # the number of positions whose likeliest token is that of the baseline
-    # The sum of the squared differences from the baseline in the probability of the next token.
+    tokens: int  # that are predicted
+    nll: float
+    kl_sum: float
+    kl_histogram: str  # :mod:`labkit.records.kl_histogram`
+    same_top1: int
     probability_change_squared: float
-
-    @classmethod
-    def from_distance(cls, window: str, distance: PredictionDistance) -> WindowScore:
-        """Return the score of a window from the distances of its positions."""
-        return cls(
-            window,
-            len(distance.kl),
-            -float(distance.logprobs.sum()),
-            float(distance.kl.sum()),
-            encode_histogram(distance.kl),
-            int(distance.same_top1.sum()),
-            float((distance.probability_change**2).sum()),
-        )
 
 
 @dataclass(slots=True)
@@ -95,6 +72,8 @@ class ScoringArm:
 
     ``logprobs`` holds the log probabilities of all tokens so far in one block of memory, because
     many small arrays would keep the memory of each round's large arrays from being used again.
+    ``worst``: positions where the arm's prediction is far from the baseline's, with their text, as
+    the record holds them.
     """
 
     engine: InferenceEngine
@@ -103,7 +82,7 @@ class ScoringArm:
     rates: list[float] = field(default_factory=list)  # tokens per second, by round
     windows: list[WindowScore] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
-    worst: list[WorstPlace] = field(default_factory=list)
+    worst: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def server(self) -> Remote | None:
@@ -154,9 +133,19 @@ class ScoringArm:
         """
         distance = prediction_distance(baseline, scored)
         try:
-            self.windows.append(WindowScore.from_distance(window.request_id, distance))
+            histogram = encode_histogram(distance.kl)
         except ValueError as error:
             raise InvalidOutput(f"{window.request_id}: {error}") from None
+        score = WindowScore(
+            window.request_id,
+            len(distance.kl),
+            -float(distance.logprobs.sum()),
+            float(distance.kl.sum()),
+            histogram,
+            int(distance.same_top1.sum()),
+            float((distance.probability_change**2).sum()),
+        )
+        self.windows.append(score)
         self.logprobs.frombytes(distance.logprobs.astype(np.float32).tobytes())
         self._add_worst(window, distance, baseline, scored)
         return distance
@@ -169,24 +158,23 @@ class ScoringArm:
         scored: PromptLogprobs,
     ) -> None:
         text, tokens = self.tokenizer.decode, window.token_ids
-        least = self.worst[-1].kl if len(self.worst) == NUM_WORST else 0.0
+        least = self.worst[-1]["kl"] if len(self.worst) == NUM_WORST else 0.0
         for row in np.argsort(-distance.kl)[:NUM_WORST].tolist():
             if distance.kl[row] <= least:
                 break
             at = row + 1
-            self.worst.append(
-                WorstPlace(
-                    kl=float(distance.kl[row]),
-                    window=window.request_id,
-                    position=at,
-                    before=text(tokens[max(0, at - CONTEXT_TOKENS) : at]),
-                    token=text(tokens[at : at + 1]),
-                    after=text(tokens[at + 1 : at + 1 + CONTEXT_TOKENS]),
-                    baseline_top1=text([int(baseline.top_ids[row, 0])]),
-                    arm_top1=text([int(scored.top_ids[row, 0])]),
-                )
-            )
-        self.worst = sorted(self.worst, key=lambda place: -place.kl)[:NUM_WORST]
+            place = {
+                "kl": float(distance.kl[row]),
+                "window": window.request_id,
+                "position": at,
+                "before": text(tokens[max(0, at - CONTEXT_TOKENS) : at]),
+                "token": text(tokens[at : at + 1]),
+                "after": text(tokens[at + 1 : at + 1 + CONTEXT_TOKENS]),
+                "baseline_top1": text([int(baseline.top_ids[row, 0])]),
+                "arm_top1": text([int(scored.top_ids[row, 0])]),
+            }
+            self.worst.append(place)
+        self.worst = sorted(self.worst, key=lambda place: -place["kl"])[:NUM_WORST]
 
 
 class InterleavedScoring:
@@ -271,20 +259,17 @@ class InterleavedScoring:
             return own
         return exchange_reference(self._order, windows, None if baseline is None else own)
 
-    def _num_compared(self, arm: ScoringArm) -> int:
-        """Return how many tokens per position are compared one by one; of a server, at most."""
-        limit = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
-        return min(limit, self._reference_width)
-
     def _measurement(self, arm: ScoringArm) -> Measurement:
         logprobs = np.frombuffer(arm.logprobs, np.float32)[:, None, None]
         outputs = array_outputs(logprobs)
+        # How many tokens per position are compared one by one; of a server, at most.
+        compared = self._top if arm.server is None else MAX_PROMPT_LOGPROBS
         notes = {
             "scoring": {
-                "reference_top": self._num_compared(arm),
+                "reference_top": min(compared, self._reference_width),
                 "reference_rest": float(np.mean(self._rest)),
                 "windows": [asdict(score) for score in arm.windows],
-                "worst": [asdict(place) for place in arm.worst],
+                "worst": arm.worst,
             }
         }
         metric = measured("total_tok_s", tuple(arm.rates), primary=True)
@@ -306,8 +291,9 @@ def exchange_reference(
     this arm is the baseline, else None. Raises ``InvalidOutput`` if the baseline's process has
     ended, or it scores other windows.
     """
+    text = repr([(window.request_id, window.token_ids) for window in windows])
     encoded = None if own is None else [_encoded(part) for part in own]
-    value = {"windows": _digest(windows), "reference": encoded}
+    value = {"windows": hashlib.sha256(text.encode()).hexdigest(), "reference": encoded}
     gathered, _ = order.gather([value])
     sent = next((value for value in gathered if value["reference"] is not None), None)
     if sent is None:
@@ -317,32 +303,18 @@ def exchange_reference(
     return [_decoded(part) for part in sent["reference"]]
 
 
-def _digest(windows: Sequence[Prompt]) -> str:
-    text = repr([(window.request_id, window.token_ids) for window in windows])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _encoded(part: PromptLogprobs) -> dict[str, Any]:
-    """Return the arrays of the baseline that ``prediction_distance`` needs, as JSON types."""
+def _encoded(part: PromptLogprobs) -> dict[str, str]:
     return {
-        "tokens": _base64(part.tokens, "<f8"),
-        "top": _base64(part.top, "<f8"),
-        "top_ids": _base64(part.top_ids, "<i4"),
+        name: base64.b64encode(getattr(part, name).astype(dtype).tobytes()).decode()
+        for name, dtype in SENT_ARRAYS.items()
     }
 
 
-def _decoded(part: dict[str, Any]) -> PromptLogprobs:
-    tokens = _array(part["tokens"], "<f8")
+def _decoded(part: dict[str, str]) -> PromptLogprobs:
+    tokens, top, top_ids = (
+        np.frombuffer(base64.b64decode(part[name]), dtype) for name, dtype in SENT_ARRAYS.items()
+    )
     rows = len(tokens)
-    top, top_ids = _array(part["top"], "<f8"), _array(part["top_ids"], "<i4")
     return PromptLogprobs(
         tokens, top_ids.reshape(rows, -1), top.reshape(rows, -1), np.zeros((rows, 0))
     )
-
-
-def _base64(values: NDArray[Any], dtype: str) -> str:
-    return base64.b64encode(values.astype(dtype).tobytes()).decode()
-
-
-def _array(text: str, dtype: str) -> NDArray[Any]:
-    return np.frombuffer(base64.b64decode(text), dtype)

@@ -17,7 +17,7 @@ from labkit.engine.memory_budget import model_footprint
 from labkit.machine import cache_dir
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.models.synthetic.tokenizer_corpus import corpus_texts
+from labkit.models.synthetic.synthetic_model import corpus_texts
 from labkit.workload.tokenized_prompt import Prompt, prompt_key
 
 MAX_FILE_BYTES = 256 << 20
@@ -147,10 +147,9 @@ def windows_of(experiment: Experiment, model: ModelDir) -> TextWindows:
     The windows of a text do not overlap. Tokens after a text's last whole window are not scored. A
     window is scored on its own, so its first token has no log probability. If the tokenizer begins
     a text with BOS, every window begins with it, because without BOS the predictions of such a
-    model are meaningless. Raises ``ConfigError``
-    if a text is shorter than a window, a window longer than the model's context, or there are fewer
-    windows than ``workload.num_windows`` or than limits on quality need. Raises ``CacheError`` if
-    the cache folder cannot be written.
+    model are meaningless. Raises ``ConfigError`` if a text is shorter than a window, a window is
+    longer than the context, or there are fewer windows than ``workload.num_windows`` or than limits
+    on quality need. Raises ``CacheError`` if the cache folder cannot be written.
     """
     workload = experiment.workload
     length, count = workload.window_tokens, workload.num_windows or None
@@ -189,13 +188,8 @@ def _mapped(path: Path, length: int) -> NDArray[np.int32]:
 
 def _cut(texts: tuple[str, ...], model: ModelDir, length: int) -> NDArray[np.int32]:
     encoder = tokenizer.load(model.path)
-    prefix = encoder.text_prefix
-    return np.concatenate(
-        [
-            _cut_text(number, encoder.encode(text), prefix, length)
-            for number, text in enumerate(texts, 1)
-        ]
-    )
+    prefix, encoded = encoder.text_prefix, map(encoder.encode, texts)
+    return np.concatenate([_cut_text(n, ids, prefix, length) for n, ids in enumerate(encoded, 1)])
 
 
 def _cut_text(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
@@ -71,16 +72,16 @@ def table_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[st
     Raises ``ConfigError`` if the file cannot be read, the first line lacks a column, or a line is
     too long or too short.
     """
-    with _open(path) as file:
+    with _opened(path) as file:
         rows = csv.reader(_lines(path, file), strict=True)
-        header = _next(path, 1, rows)
+        header = _next(path, 1, rows) or []
         for name in columns:
             require(
-                name in (header or ()),
+                name in header,
                 f"{path}, line 1: there is no column {name!r}; it must be a CSV file with the "
                 f"columns {', '.join(columns)}",
             )
-        places = [(header or []).index(name) for name in columns]
+        places = [header.index(name) for name in columns]
         while (row := _next(path, rows.line_num + 1, rows)) is not None:
             if not row:
                 continue
@@ -94,14 +95,10 @@ def _next(path: str, number: int, rows: Iterator[list[str]]) -> list[str] | None
         return next(rows, None)
     except csv.Error as error:
         raise ConfigError(f"{path}, line {number}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error.reason}") from None
 
 
 def _lines(path: str, file: IO[str]) -> Iterator[str]:
-    number = 0
-    while line := file.readline(MAX_LINE_CHARACTERS + 1):
-        number += 1
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_CHARACTERS + 1), ""), 1):
         require(
             len(line) <= MAX_LINE_CHARACTERS,
             f"{path}, line {number} has more than {MAX_LINE_CHARACTERS:,} characters",
@@ -116,23 +113,23 @@ def array_items(path: str) -> Iterator[tuple[str, Any]]:
     too long or invalid.
     """
     decoder = json.JSONDecoder(parse_constant=_refuse)
-    with _open(path) as file:
-        text = _more(path, file, "").lstrip(SPACE)
+    with _opened(path) as file:
+        text, number = file.read(CHUNK_CHARACTERS).lstrip(SPACE), 0
         require(text.startswith("["), f"{path} is not a JSON array")
-        text, number = text[1:], 0
-        while True:
-            text = _skip_separator(path, file, text, first=number == 0)
-            if text.startswith("]"):
-                return
+        text = _significant(file, text[1:])
+        while not text.startswith("]"):
             number += 1
             where = f"{path}, item {number}"
-            item, text = _item(where, path, file, text, decoder)
+            item, text = _item(where, file, text, decoder)
             yield where, item
+            text = _significant(file, text)
+            if not text.startswith("]"):
+                message = f"{path} is not a JSON array (a comma or ] is missing)"
+                require(text.startswith(","), message)
+                text = _significant(file, text[1:])
 
 
-def _item(
-    where: str, path: str, file: IO[str], text: str, decoder: json.JSONDecoder
-) -> tuple[Any, str]:
+def _item(where: str, file: IO[str], text: str, decoder: json.JSONDecoder) -> tuple[Any, str]:
     """Decode the item at the start of ``text``, reading more; return it and the text after it."""
     while True:
         try:
@@ -141,46 +138,37 @@ def _item(
         except RecursionError as error:
             raise ConfigError(f"{where} is not valid JSON: {one_line(error)}") from None
         except ValueError as error:
-            longer = _more(path, file, text)
-            if longer == text:
+            # Doubling, so that decoding again takes at most as long as all earlier attempts.
+            more = file.read(max(CHUNK_CHARACTERS, len(text)))
+            if not more:
                 reason = one_line(error)
                 raise ConfigError(f"{where} is not valid JSON, perhaps cut: {reason}") from None
-        text = longer
+        text += more
         require(
             len(text) <= MAX_ITEM_CHARACTERS,
             f"{where} is not valid JSON, or has more than {MAX_ITEM_CHARACTERS:,} characters",
         )
 
 
-def _skip_separator(path: str, file: IO[str], text: str, first: bool) -> str:
-    text = _significant(path, file, text)
-    if first or text.startswith("]"):
-        return text
-    require(text.startswith(","), f"{path} is not a JSON array (a comma or ] is missing)")
-    return _significant(path, file, text[1:])
-
-
-def _significant(path: str, file: IO[str], text: str) -> str:
+def _significant(file: IO[str], text: str) -> str:
+    """Return ``text`` from its first character on that is no space, reading more if it has none."""
     text = text.lstrip(SPACE)
-    while not text and (text := _more(path, file, "")):
+    while not text and (text := file.read(CHUNK_CHARACTERS)):
         text = text.lstrip(SPACE)
     return text
 
 
-def _more(path: str, file: IO[str], text: str) -> str:
-    # Doubling, so that decoding an item again takes at most as long as all earlier attempts.
-    try:
-        return text + file.read(max(CHUNK_CHARACTERS, len(text)))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error.reason}") from None
-
-
-def _open(path: str) -> IO[str]:
+@contextmanager
+def _opened(path: str) -> Iterator[IO[str]]:
+    """Open a file. Raises ``ConfigError`` if it cannot be read or is not UTF-8."""
     state_of(path)
     try:
-        return open(path, encoding="utf-8-sig", newline="")
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"workload.prompts.path={path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error.reason}") from None
 
 
 def read_json_lines(

@@ -36,19 +36,13 @@ def texts(experiment: Experiment, listed: Sequence[ListedRequest]) -> list[TextR
     """Return the listed requests, with a drawn output length if ``max_tokens`` is not set."""
     rng = np.random.default_rng([prompts_seed(experiment), SEED_STREAM])
     drawn = draw_lengths(experiment.workload.prompts.output, rng, len(listed))
-    return [_text(one, output) for one, output in zip(listed, drawn, strict=True)]
-
-
-def _text(listed: ListedRequest, output: int) -> TextRequest:
-    messages = None if listed.messages is None else tuple(to_plain(listed.messages))
-    parts = (listed.prompt or "",) if messages is None else tuple(map(plain, messages))
-    return TextRequest(
-        parts,
-        output if listed.max_tokens is None else listed.max_tokens,
-        messages,
-        listed.session,
-        listed.timestamp,
-    )
+    requests = []
+    for one, output in zip(listed, drawn, strict=True):
+        messages = None if one.messages is None else tuple(to_plain(one.messages))
+        parts = (one.prompt or "",) if messages is None else tuple(map(plain, messages))
+        tokens = output if one.max_tokens is None else one.max_tokens
+        requests.append(TextRequest(parts, tokens, messages, one.session, one.timestamp))
+    return requests
 
 
 @dataclass

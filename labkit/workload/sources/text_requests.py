@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.config import Experiment, require
-from labkit.models import ModelDir
+from labkit.models import ModelDir, tokenizer
 from labkit.workload.tokenized_prompt import Prompt, take_first
-
-if TYPE_CHECKING:
-    from labkit.models.tokenizer import Tokenizer
 
 BYTES_PER_TOKEN = 4  # of a tokenizer trained on the packaged texts; used only in estimates
 
@@ -41,18 +38,18 @@ class TextRequest:
         return "".join(self.parts)
 
 
+@dataclass(frozen=True)
 class TextSource:
     """A prompt source with the first ``workload.num_requests`` text requests that ``read`` returns.
 
     ``plural``: the noun for the requests in error messages.
     """
 
-    def __init__(self, read: Callable[[Experiment], Sequence[TextRequest]], plural: str) -> None:
-        self._read = read
-        self._plural = plural
+    read: Callable[[Experiment], Sequence[TextRequest]]
+    plural: str
 
     def _requests(self, experiment: Experiment) -> Sequence[TextRequest]:
-        requests = take_first(experiment, self._read(experiment), self._plural)
+        requests = take_first(experiment, self.read(experiment), self.plural)
         names = {text.name for text in requests}
         require(
             not experiment.workload.per_request or len(names) == len(requests),
@@ -68,15 +65,17 @@ class TextSource:
         return {"source": experiment.workload.prompts.source, "texts": texts, "named": named}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        from labkit.models import tokenizer
-
         reader = tokenizer.load(model.path)
         named = experiment.workload.per_request
+
+        def answer_tokens(answer: str) -> int:
+            return max(1, len(reader.encode_pieces(["", answer])))
+
         return tuple(
             Prompt(
                 text.name if named else f"r{index:03d}",
                 _ids(reader, text),
-                text.max_tokens if text.answer is None else _count(reader, text.answer),
+                text.max_tokens if text.answer is None else answer_tokens(text.answer),
                 text.session,
                 text.timestamp_ms,
                 text.messages,
@@ -85,7 +84,6 @@ class TextSource:
         )
 
     def timestamps_ms(self, experiment: Experiment) -> list[float | None]:
-        """Return each request's timestamp; None if it has none."""
         return [text.timestamp_ms for text in self._requests(experiment)]
 
     def num_sessions(self, experiment: Experiment) -> int:
@@ -95,20 +93,15 @@ class TextSource:
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         return [
-            (1 + sum(len(piece.encode()) for piece in text.parts) // BYTES_PER_TOKEN, output)
+            (1 + len("".join(text.parts).encode()) // BYTES_PER_TOKEN, text.max_tokens)
             for text in self._requests(experiment)
-            for output in [text.max_tokens]
         ]
 
 
-def _ids(reader: Tokenizer, text: TextRequest) -> tuple[int, ...]:
+def _ids(reader: tokenizer.Tokenizer, text: TextRequest) -> tuple[int, ...]:
     if text.messages is not None and (reader.template or reader.template_error):
         return tuple(reader.encode_chat(text.messages))
     return tuple(reader.encode_turns(text.parts))
-
-
-def _count(reader: Tokenizer, answer: str) -> int:
-    return max(1, len(reader.encode_pieces(["", answer])))
 
 
 def plain(message: Mapping[str, str]) -> str:

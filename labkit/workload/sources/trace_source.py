@@ -57,17 +57,17 @@ class TraceLine(Group):
         )
 
 
+@dataclass(frozen=True)
 class TraceSource:
     """The first ``workload.num_requests`` requests of a trace, with scaled lengths.
 
     ``read`` returns all requests of the trace, or at least the first ones that the workload needs.
     """
 
-    def __init__(self, read: Callable[[Experiment], Sequence[TraceLine]]) -> None:
-        self._read = read
+    read: Callable[[Experiment], Sequence[TraceLine]]
 
     def _lines(self, experiment: Experiment) -> Sequence[TraceLine]:
-        return take_first(experiment, self._read(experiment))
+        return take_first(experiment, self.read(experiment))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
@@ -96,7 +96,6 @@ class TraceSource:
         return tuple(requests)
 
     def timestamps_ms(self, experiment: Experiment) -> list[float | None]:
-        """Return each request's timestamp."""
         return [line.timestamp for line in self._lines(experiment)]
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
@@ -116,54 +115,42 @@ class TraceSource:
         return lengths
 
 
-@dataclass(frozen=True)
-class LengthTable:
-    """The format of a trace that is a CSV file: its columns, and how to read its times."""
+def _table(columns: tuple[str, str, str], seconds: Callable[[str], float]) -> TraceSource:
+    """Return the source of a trace that is a CSV file.
 
-    # Names of the columns of arrival times, prompt tokens and output tokens.
-    columns: tuple[str, str, str]
-    # Converts the text of an arrival time to seconds since any origin. It raises ``ValueError`` if
-    # the text is not a time.
-    seconds: Callable[[str], float]
+    ``columns``: names of the columns of arrival times, prompt tokens and output tokens.
+    ``seconds``: converts the text of an arrival time to seconds since any origin; raises
+    ``ValueError`` if the text is not a time.
+    """
 
-    def source(self) -> TraceSource:
-        """Return the prompt source that reads files of this format."""
-        return TraceSource(lambda e: bounded_reader.first_requests(e, self.requests))
-
-    def requests(self, path: str) -> Iterator[TraceLine]:
+    def requests(path: str) -> Iterator[TraceLine]:
         """Yield a file's requests, timed from the first; raise ``ConfigError`` at a bad line."""
         start: float | None = None
-        for where, (time, *lengths) in bounded_reader.table_rows(path, self.columns):
-            seconds = self._time(where, time)
-            prompt, output = (
-                _count(where, *named) for named in zip(self.columns[1:], lengths, strict=True)
-            )
+        for where, texts in bounded_reader.table_rows(path, columns):
+            time, prompt, output = map(_number, texts, (seconds, float, float))
+            if not math.isfinite(time):
+                raise ConfigError(f"{where}: {columns[0]} is {texts[0][:40]!r}, not a time")
+            for name, text, value in zip(columns[1:], texts[1:], (prompt, output), strict=True):
+                if not (0 <= value <= MAX_COUNT and value.is_integer()):
+                    raise ConfigError(
+                        f"{where}: {name} is {text[:40]!r}, not a whole number of 0 or more"
+                    )
             if not (prompt and output):
                 continue
-            start = seconds if start is None else start
+            start = time if start is None else start
             try:
-                yield TraceLine(round((seconds - start) * 1e3, 3), prompt, output)
+                yield TraceLine(round((time - start) * 1e3, 3), int(prompt), int(output))
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
 
-    def _time(self, where: str, text: str) -> float:
-        try:
-            seconds = self.seconds(text)
-        except ValueError:
-            seconds = math.nan
-        if not math.isfinite(seconds):
-            raise ConfigError(f"{where}: {self.columns[0]} is {text[:40]!r}, not a time")
-        return seconds
+    return TraceSource(lambda e: bounded_reader.first_requests(e, requests))
 
 
-def _count(where: str, name: str, text: str) -> int:
+def _number(text: str, read: Callable[[str], float]) -> float:
     try:
-        value = float(text)
+        return read(text)
     except ValueError:
-        value = math.nan
-    if not (0 <= value <= MAX_COUNT and value.is_integer()):
-        raise ConfigError(f"{where}: {name} is {text[:40]!r}, not a whole number of 0 or more")
-    return int(value)
+        return math.nan
 
 
 def _azure_seconds(text: str) -> float:
@@ -173,5 +160,5 @@ def _azure_seconds(text: str) -> float:
 
 
 MOONCAKE = TraceSource(lambda e: bounded_reader.read_json_lines(e, TraceLine))
-BURSTGPT = LengthTable(("Timestamp", "Request tokens", "Response tokens"), float).source()
-AZURE = LengthTable(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_seconds).source()
+BURSTGPT = _table(("Timestamp", "Request tokens", "Response tokens"), float)
+AZURE = _table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_seconds)

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload
 from labkit.config.extras import require_packages
-from labkit.workload.measurement import Estimate
-from labkit.workload.workload_protocols import START_SECONDS, InterleavedArms, TurnContext
+from labkit.workload.workload_protocols import START_SECONDS, Estimate, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with one decoder thread; used only in estimates.
 PIXELS_PER_SECOND = 300e6
@@ -32,9 +31,8 @@ class VideoKind:
         modules = ("av", *(["cv2"] if workload.decoder is Decoder.opencv else []))
         require_packages(modules, "video", f"workload={workload.name}")
         if workload.clips is not None:
-            video_quiz.check(
-                workload, [path.name for path in clip_library.files_of(workload.clips)]
-            )
+            files = clip_library.files_of(workload.clips)
+            video_quiz.check(workload, [path.name for path in files])
 
     def prepare(self, experiment: Experiment) -> None:
         """Check the workload again, and synthesise the clips of ``workload.made``."""
@@ -77,11 +75,8 @@ class VideoKind:
             check = length * pixels / PIXELS_PER_SECOND
             seconds += once * (workload.num_repeats + requests) + check
             largest = max(largest, 3 * pixels * num_frames)
-        warnings = (
-            ()
-            if workload.clips is None
-            else ("the plan does not read your own clips, so its estimates are guesses",)
-        )
+        guess = "the plan does not read your own clips, so its estimates are guesses"
+        warnings = () if workload.clips is None else (guess,)
         return Estimate(seconds, PROCESS_BYTES + largest, warnings)
 
 

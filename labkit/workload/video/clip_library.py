@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.config import Workload, require
 from labkit.workload.video import clip_synthesis
-from labkit.workload.video.event_visibility import Event, planted
+from labkit.workload.video.clip_synthesis import Event, planted
 
 MAX_CLIPS = 10_000
 CHUNK = 1 << 20  # bytes

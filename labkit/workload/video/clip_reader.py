@@ -79,7 +79,6 @@ class FrameIndex:
 
     @property
     def seconds(self) -> list[float]:
-        """Presentation times in seconds from the first frame."""
         return [(time - self.times[0]) * self.unit for time in self.times]
 
 
@@ -110,7 +109,6 @@ class OpenClip:
         yield from self._counted(context.decode(None))
 
     def alone(self, packet: Packet[VideoStream]) -> VideoFrame:
-        """Decode a single packet and return its frame."""
         context = self.stream.codec_context
         self.counts.packets_decoded += 1
         frames = self._counted([*context.decode(packet), *context.decode(None)])

@@ -77,7 +77,6 @@ def decode_indexed(
 
 
 def _stream(clip: OpenClip, count: int, num_frames: int) -> DecodedFrames:
-    """Decode all of a clip's ``count`` frames up to the last pick."""
     picks = positions(count, num_frames)
     left, frames = set(picks), dict[int, Pixels]()
     for place, frame in enumerate(clip.decoded(clip.packets())):
@@ -117,7 +116,6 @@ def _at(frames: Iterator[VideoFrame], time: int, place: int) -> VideoFrame:
 
 
 def _keyframes(clip: OpenClip, frame_index: FrameIndex, picks: Sequence[int]) -> dict[int, Pixels]:
-    """Decode only the packets of the picked keyframes, and return the pixels by index."""
     found: dict[int, Pixels] = {}
     for place in dict.fromkeys(picks):
         frame = clip.alone(next(clip.from_keyframe(frame_index, place)))

@@ -81,7 +81,6 @@ class DecodeRun:
 
     @property
     def frames(self) -> int:
-        """Number of frames that the decoder returns."""
         return self.stops[-1] - max(0, self.start) + 1
 
 

@@ -15,26 +15,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.config import Workload
 from labkit.records import CaseRecord
 from labkit.records.metric_registry import measured
-from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.turn_order import Part
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import ClipSource
 from labkit.workload.video.clip_reader import DecodeCounts, Pixels
-from labkit.workload.video.event_visibility import shares
+from labkit.workload.video.clip_synthesis import shares
+from labkit.workload.video.frame_decoding import DecodedFrames
 from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
-from labkit.workload.workload_protocols import TurnContext
-
-if TYPE_CHECKING:
-    from labkit.workload.video.frame_decoding import DecodedFrames
-    from labkit.workload.video.video_quiz import VideoQuiz
-
-DecodeFunction = Callable[..., "DecodedFrames"]
+from labkit.workload.video.video_quiz import VideoQuiz
+from labkit.workload.workload_protocols import InvalidOutput, Measurement, TurnContext
 
 
 @dataclass
@@ -57,7 +52,6 @@ class ClipSamples:
 
     @property
     def served(self) -> bool:
-        """Whether every request so far has returned its frames."""
         return self.first is not None and not self.failures
 
 
@@ -75,7 +69,7 @@ class InterleavedVideo:
         arms: Sequence[Workload],
         sources: Sequence[Sequence[ClipSource]],
         context: TurnContext,
-        decode_frames: DecodeFunction = frame_decoding.decode_frames,
+        decode_frames: Callable[..., DecodedFrames] = frame_decoding.decode_frames,
         quiz: VideoQuiz | None = None,
     ) -> None:
         self._arms = tuple(arms)
@@ -188,7 +182,6 @@ class InterleavedVideo:
                         self._count(arm, picks, counts)
 
     def _count(self, arm: int, picks: Sequence[int], counts: DecodeCounts) -> None:
-        """Add one request to the arm's counters."""
         workload, counters = self._arms[arm], self._counters[arm]
         counters[f"picks.{workload.picks.value}"] += 1
         counters[f"decoder.{workload.decoder.value}"] += 1
@@ -238,21 +231,26 @@ class InterleavedVideo:
             notes = {"job": {"requests": number, "in_flight": self._arms[arm].concurrency}}
             cases.append(CaseRecord("all", metrics=(metric,), notes=notes))
         counters = {name: float(value) for name, value in sorted(self._counters[arm].items())}
-        return Measurement(tuple(cases), counters, self._answers(arm))
+        if self._quiz is None:
+            return Measurement(tuple(cases), counters)
+        frames = {  # of every clip whose requests all succeeded
+            source.name: samples.pixels
+            for source, samples in zip(self._sources[arm], self._samples[arm], strict=True)
+            if samples.served
+        }
+        return Measurement(tuple(cases), counters, {"answers": self._quiz.ask(frames)})
 
     def _case(self, arm: int, clip: int) -> CaseRecord:
         source, samples = self._sources[arm][clip], self._samples[arm][clip]
-        asked = self._arms[arm].num_repeats
-        failed = len(samples.failures)
-        unserved = [
-            {"id": source.name, "outcome": "failed", "error": line} for line in samples.failures
-        ]
+        asked, failed = self._arms[arm].num_repeats, len(samples.failures)
         traffic = {
             "requests": asked,
             "served": asked - failed,
             "refused": 0,
             "failed": failed,
-            "unserved": unserved,
+            "unserved": [
+                {"id": source.name, "outcome": "failed", "error": line} for line in samples.failures
+            ],
         }
         if not samples.served:
             why = f"{source.name}: {samples.failures[0]}"
@@ -266,23 +264,7 @@ class InterleavedVideo:
         metrics = (measured("decode_ms", times, primary=True),)
         return CaseRecord(source.name, metrics=metrics, outputs=samples.outputs, notes=notes)
 
-    def _answers(self, arm: int) -> dict[str, Any]:
-        """Ask the model about the picked frames of every clip whose requests all succeeded.
-
-        Returns the result of ``VideoQuiz.ask`` under the key ``answers``, or an empty dict if no
-        questions are configured.
-        """
-        if self._quiz is None:
-            return {}
-        frames = {
-            source.name: samples.pixels
-            for source, samples in zip(self._sources[arm], self._samples[arm], strict=True)
-            if samples.served
-        }
-        return {"answers": self._quiz.ask(frames)}
-
     def close(self) -> None:
-        """Release the frames."""
         for clips in self._samples:
             clips.clear()
 

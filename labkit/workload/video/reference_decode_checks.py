@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -90,17 +91,14 @@ class Reference:
         left = set(places) - self.pixels.keys()
         if not left:
             return
-        try:
-            with open_clip(self.path, THREADS) as clip:
-                for place, frame in enumerate(clip.container.decode(clip.stream)):
-                    refuse_damaged(frame)
-                    if place in left:
-                        self.pixels[place] = digest(pixels(frame))
-                        left.discard(place)
-                    if not left:
-                        break
-        except Undecodable:
-            return
+        with suppress(Undecodable), open_clip(self.path, THREADS) as clip:
+            for place, frame in enumerate(clip.container.decode(clip.stream)):
+                refuse_damaged(frame)
+                if place in left:
+                    self.pixels[place] = digest(pixels(frame))
+                    left.discard(place)
+                if not left:
+                    break
 
     def outputs(
         self, workload: Workload, num_frames: int, arm_frames: FrameDigests
@@ -118,17 +116,17 @@ class Reference:
                 f"frame {unknown[0]} cannot be checked, because decoding from the beginning "
                 "did not return it"
             )
-        digests = arm_frames.digests
+        picks = arm_frames.picks
+        digests = [arm_frames.digests[place] for place in picks]
+        together = repr(list(zip(picks, digests, strict=True)))
         return {
             "kind": "frames",
-            "digest": hashlib.sha256(
-                repr([(place, digests[place]) for place in arm_frames.picks]).encode()
-            ).hexdigest(),
+            "digest": hashlib.sha256(together.encode()).hexdigest(),
             "wished": picks_exact_positions(workload.picks),
             "asked": requested,
-            "picks": list(arm_frames.picks),
-            "pixels": [digests[place] for place in arm_frames.picks],
-            "decoder": [self.pixels[place] for place in arm_frames.picks],
+            "picks": list(picks),
+            "pixels": digests,
+            "decoder": [self.pixels[place] for place in picks],
         }
 
     def _requested(self, workload: Workload, num_frames: int) -> list[int]:
@@ -155,16 +153,17 @@ class Reference:
         """
         frame_index, picks = self.frame_index, arm_frames.picks
         listed = strided_ranges(frame_index.keyframes)
-        counts, counts_known = vars(arm_frames.counts), arm_frames.counts.packets_read > 0
+        counts_known = arm_frames.counts.packets_read > 0
+        counts = {
+            name: count if counts_known or name == "frames_decoded" else None
+            for name, count in vars(arm_frames.counts).items()
+        }
         return {
             "frames": len(frame_index),
             "seconds": round(frame_index.seconds[-1], 6),
             "keyframes": len(frame_index.keyframes),
             "keyframe_places": listed if len(listed) <= MAX_LISTED_STRETCHES else None,
-            **{
-                name: n if counts_known or name == "frames_decoded" else None
-                for name, n in counts.items()
-            },
+            **counts,
             "repeated": len(picks) - len(set(picks)),
             **distances(picks, positions(len(frame_index), num_frames), frame_index.seconds),
         }

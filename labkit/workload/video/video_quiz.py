@@ -35,7 +35,6 @@ class VideoQuestion:
         return "\n".join([self.question, *listed, "Answer with one letter."])
 
     def is_right(self, reply: str) -> bool:
-        """Return whether the reply begins with the right choice's letter."""
         return reply.strip()[:1].upper() == LETTERS[self.answer]
 
 
@@ -132,7 +131,6 @@ class VideoQuiz:
     model: MlxVlm
 
     def about(self, clip: str) -> bool:
-        """Return whether there is a question about a clip."""
         return any(question.clip == clip for question in self.questions)
 
     def ask(self, frames: Mapping[str, Sequence[Pixels]]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, chart_svg
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.study_overview import MachineOverview
 from labkit.analysis.studies.cell_summary import cell_labels
-from labkit.analysis.studies.load_curves import LOAD_OPTIONS, METRICS, arm_loads, load_curves
+from labkit.analysis.studies.increasing_load import LOAD_OPTIONS, METRICS, arm_loads, load_curves
 from labkit.records import Arm, CaseRecord
 
 

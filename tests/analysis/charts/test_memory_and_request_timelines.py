@@ -7,8 +7,7 @@ from planted_cells import planted_cell
 
 from labkit.analysis.charts.memory_and_request_timelines import (
     MAX_SHOWN_REQUESTS,
-    SERIES_LABELS,
-    SERIES_STYLES,
+    SERIES,
     kv_utilization_section,
     memory_timeline_section,
     request_timeline_section,
@@ -34,13 +33,17 @@ def record(arm="a", ok=True, requests=None, timeline=None):
 
 
 def test_related_series_share_a_colour_and_no_two_a_style():
-    assert SERIES_STYLES.keys() == SERIES_LABELS.keys()
-    assert len(set(SERIES_STYLES.values())) == len(SERIES_STYLES)
+    assert len({style for _, style in SERIES.values()}) == len(SERIES)
     colours = {}
-    for name, (colour, _) in SERIES_STYLES.items():
+    for name, (label, style) in SERIES.items():
         if name != "mlx_peak_bytes":  # beside its own two
-            colours.setdefault(SERIES_LABELS[name].partition(" ")[0].strip(","), set()).add(colour)
-    assert colours == {"process": {0}, "KV": {1}, "MLX": {2}, "compressed": {4}}
+            colours.setdefault(label.partition(" ")[0].strip(","), set()).add(style.split()[1])
+    assert colours == {
+        "process": {"series0"},
+        "KV": {"series1"},
+        "MLX": {"series2"},
+        "compressed": {"series4"},
+    }
 
 
 def shown(records, arms=("a",), section=request_timeline_section):

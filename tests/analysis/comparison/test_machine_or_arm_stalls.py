@@ -179,7 +179,7 @@ def test_unclear_stalls_allow_only_a_verdict_that_they_do_not_change(make_cell):
         return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
 
     large = analyse_with_stalls(make_cell, stalls_of, effect=0.9, blocks=7)
-    assert large.stalls.unclear_reasons
+    assert large.data.stalls.unclear_reasons
     assert verdict(large).verdict == "worse"
     assert any("seq_map is better or worse only if" in line for line in caveats(large))
     small = analyse_with_stalls(make_cell, stalls_of, effect=1.02, blocks=7, name="small")
@@ -300,14 +300,14 @@ def test_two_studies_are_compared_both_with_stalls_or_both_without(make_cell):
 
 def test_arms_without_stalls_have_no_caveat_about_them(make_cell):
     analysis = analyse_with_stalls(make_cell, lambda arm, block: (0.0, 0))
-    assert analysis.stalls is None and analysis.alternative_rows == ()
+    assert analysis.data.stalls is None and analysis.alternative_rows == ()
     assert not any("stalls" in second.how for second in sensitivity_results(analysis))
 
 
 def test_separate_processes_have_no_stall_attribution(make_cell):
     cell = make_cell(blocks=4, runs=2, requests=True, change=lambda r: replace(
         r, notes={**r.notes, "stalls": {"steps": 3, "seconds": 1.0, "of_s": 5.0}}))  # fmt: skip
-    assert analyse(cell).stalls is None
+    assert analyse(cell).data.stalls is None
 
 
 def test_the_signed_rank_test_ranks_shares_and_steps():
@@ -388,5 +388,5 @@ def test_old_records_without_measured_times_are_analysed_unchanged(make_cell):
 
     cell = make_cell(blocks=8, runs=1, requests=True, isolation="in_process", repeats=1,
                      change=change)  # fmt: skip
-    assert analyse(cell).stalls is None
+    assert analyse(cell).data.stalls is None
     json.dumps(analyse(cell).cell.to_json())

@@ -15,6 +15,7 @@ from labkit.analysis.comparison.observations import (
     log_values,
     run_value,
 )
+from labkit.analysis.exports.tool_exports import FormatError, benchstat
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.records import RecordError
 
@@ -275,7 +276,7 @@ def test_rounds_are_not_independent_samples():
 
 @pytest.mark.parametrize("other", [{"unit": "ms"}, {"better": "higher"}])
 def test_arms_that_report_a_metric_in_other_units_are_not_compared(make_cell, other):
-    """Arms of own kinds may; milliseconds were compared with microseconds."""
+    """Arms of own kinds may; the other arms keep their comparisons."""
 
     def change(record):
         if record.arm != "seq_map":
@@ -287,7 +288,17 @@ def test_arms_that_report_a_metric_in_other_units_are_not_compared(make_cell, ot
         return replace(record, cases=tuple(cases))
 
     unit, better = {"unit": "us", "better": "lower", **other}.values()
-    with pytest.raises(RecordError, match=r"has dispatch_us in .* but other runs") as error:
-        analyse(make_cell(cases=("one",), change=change))
-    assert f"{unit} ({better} is better)" in str(error.value)
-    assert "us (lower is better)" in str(error.value)
+    analysis = analyse(make_cell(cases=("one",), change=change))
+    row = analysis.cell.rows[0]
+    assert (row.unit, row.better, row.arms["seq_map"].n) == ("us", "lower", 0)
+    assert (row.comparison("seq_map").verdict, row.comparison("seq_map").reason) == (
+        "invalid",
+        f"seq_map reports dispatch_us in {unit} ({better} is better), other runs in us (lower is "
+        "better)",
+    )
+    assert row.comparison("control").effect_pct is not None
+    assert row.comparison("control").verdict != "invalid"
+    with pytest.raises(FormatError, match=f"seq_map reports dispatch_us in {unit}"):
+        benchstat([analysis])
+    first, *_ = build_rows(sorted(analysis.data.records, key=lambda r: r.arm != "seq_map"))
+    assert (first.unit, first.better) == ("us", "lower")

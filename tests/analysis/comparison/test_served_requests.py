@@ -11,7 +11,7 @@ from labkit.analysis.comparison.served_requests import sustained
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.analysis.model.cell_model import CellDesign
 from labkit.analysis.pages.study_overview import capacity_chart, capacity_table
-from labkit.analysis.studies.serving_capacity import capacity_loads, serving_capacities
+from labkit.analysis.studies.increasing_load import capacity_loads, serving_capacities
 from labkit.records import Arm, CaseRecord, Metric, Record
 
 ALL = tuple(f"r{i}" for i in range(40))

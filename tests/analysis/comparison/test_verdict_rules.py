@@ -13,7 +13,8 @@ from labkit.analysis.comparison import cell_analysis
 from labkit.analysis.comparison.arm_comparison import (
     DecisionCriteria,
     compare_arm,
-    row_tests,
+    paired_rows,
+    paired_tests,
 )
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values, probe_values
@@ -148,7 +149,7 @@ def test_the_study_s_family_counts_its_arms(make_cell):
         path = make_cell(name, effects=effects, noise=0.01, seed=seed, control=False)
     analyses = AnalysisCache().study(path.parent)
     tests = [
-        list(row_tests(a.rows, arm.name, "binary_search", 2, True).values())
+        list(paired_tests(paired_rows(a.rows, arm.name, "binary_search", 2, True), 2).values())
         for a in analyses
         for arm in a.data.arms[1:]
     ]
@@ -200,7 +201,7 @@ def test_a_row_that_lacks_a_block_is_relabelled_as_the_others_in_its_own_blocks(
         return replace(record, cases=(record.cases[0], CaseRecord("b", "too large")))
 
     rows = analyse(make_cell(cases=("a", "b"), change=lacking)).rows
-    tests = row_tests(rows, "seq_map", "binary_search", 2, True)
+    tests = paired_tests(paired_rows(rows, "seq_map", "binary_search", 2, True), 2)
     labels = relabellings(4, 2)
     assert np.array_equal(tests[0].labels.signs, labels.signs)
     expected = labels.restrict_to_blocks([0, 2, 3]).signs

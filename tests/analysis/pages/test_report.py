@@ -31,7 +31,7 @@ from labkit.analysis.pages.html_report import cell_html
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import FORMATS
 from labkit.analysis.studies.cell_summary import cell_summary
-from labkit.analysis.studies.load_curves import METRICS
+from labkit.analysis.studies.increasing_load import METRICS
 from labkit.records import Metric
 from labkit.report import main
 

@@ -12,7 +12,7 @@ from scipy import stats
 from labkit.analysis.document.chart import Dots
 from labkit.analysis.pages.study_overview import capacity_chart, capacity_table
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
-from labkit.analysis.studies.serving_capacity import ServingCapacity
+from labkit.analysis.studies.increasing_load import ServingCapacity
 
 FILE = Path(__file__).parents[3] / "benchmarks" / "capacity_coverage.py"
 

@@ -2,8 +2,7 @@
 
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.studies.cell_summary import cell_summary
-from labkit.analysis.studies.load_curves import load_curves
-from labkit.analysis.studies.serving_capacity import serving_capacities
+from labkit.analysis.studies.increasing_load import load_curves, serving_capacities
 from labkit.records import PROCESSES_SUFFIX
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.analysis import exit_code
-from labkit.analysis.comparison.arm_comparison import row_tests
+from labkit.analysis.comparison.arm_comparison import paired_rows, paired_tests
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache, study_family, summarise_study
@@ -62,7 +62,7 @@ def test_a_family_of_cells_is_adjusted_for_the_largest_number_of_arms(make_cell)
     path = make_cell("s/b", effects=three, seed=2, **options)
     analyses = AnalysisCache().study(path.parent)
     tests = [
-        list(row_tests(a.rows, arm, "binary_search", 2, True).values())
+        list(paired_tests(paired_rows(a.rows, arm, "binary_search", 2, True), 2).values())
         for a in analyses
         for arm in a.data.treatment_arms
     ]

@@ -7,7 +7,7 @@ from planted_cells import planted_cell
 
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.tables.results_table import medians_table, results_table
-from labkit.analysis.tables.run_list import run_list
+from labkit.analysis.tables.validity_tables import run_list
 
 COMPARISON = {
     "arm": "fast", "effect_pct": -12.34, "ci_low_pct": -15.0, "ci_high_pct": -9.5,

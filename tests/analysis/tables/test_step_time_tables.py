@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import write_study
+from labkit.analysis.charts import step_player
 from labkit.analysis.charts.step_player import TracedRun
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.model.cell_model import Cell
@@ -105,7 +106,7 @@ def test_traced_runs_of_earlier_versions_without_clocks_have_the_times_of_their_
              "forward": [15, 79], "sample": [94, 3], "update": [97, 3]}  # fmt: skip
     steps = [{"times_us": times}, {"times_us": {"schedule": [200, 1]}}]
     monkeypatch.setattr(
-        step_time_tables, "traced_run", lambda run, _: TracedRun(run.arm, run.run, {"steps": steps})
+        step_player, "traced_run", lambda run, _: TracedRun(run.arm, run.run, {"steps": steps})
     )
     note = {"step_trace": {"file": "x"}}
     folder = make_cell(

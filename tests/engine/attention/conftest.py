@@ -7,7 +7,7 @@ import pytest
 
 from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
 from labkit.engine import attention
-from labkit.engine.attention.array_adapter import ArrayAdapter
+from labkit.engine.attention.attention_protocol import ArrayAdapter
 from labkit.metal.emulator import EmulatorUnavailable
 from labkit.metal.emulator.cpp_compilation import find_compiler
 

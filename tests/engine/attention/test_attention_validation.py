@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.engine import attention
-from labkit.engine.attention.array_adapter import ArrayAdapter
+from labkit.engine.attention.attention_protocol import ArrayAdapter
 from labkit.engine.attention.kv_shape import KVShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}

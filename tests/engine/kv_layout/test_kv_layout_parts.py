@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from labkit import config
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.kv_cache_interface import ComputedTokenCount, KVCacheFactory
-from labkit.engine.kv_layout import contiguous, padded
 from labkit.engine.memory_budget.required_kv_slots import blocks_for, round_up_to_step, slots_for
 from labkit.engine.request import Request, RequestState
 from labkit.engine.runner.input_builder import InputBuilder
@@ -18,20 +17,23 @@ SHAPES = (KVShape(2, 4, 6), KVShape(1, 2, 2))
 TOKEN_BYTES = 4 * (2 * 10 + 4)
 
 
-def factory_of(layout, create, **options):
+def factory_of(engine, layout, scheduler=None, **options):
+    kv = config.KV(layout=config.KVLayout(layout), **options)
+    attention = config.Attention(backend="sdpa")
     return KVCacheFactory(
-        config.KV(layout=config.KVLayout(layout)),
-        lambda shapes, blocks: create(shapes, 16 * blocks, "float32", **options),
+        config.Engine(
+            name=engine, kv=kv, attention=attention, scheduler=scheduler or config.Scheduler()
+        )
     )
 
 
 def contiguous_factory(**options):
-    kv = config.KV(layout=config.KVLayout.contiguous, **options)
-    return factory_of("contiguous", contiguous.create, options=kv)
+    return factory_of("contiguous", "contiguous", **options)
 
 
-PADDED = factory_of("padded", padded.create, static=False)
-STATIC = factory_of("padded", padded.create, static=True)
+SPLIT = {"order": config.Order.prefill_first, "composition": config.Composition.split}
+PADDED = factory_of("padded", "padded", config.Scheduler(**SPLIT))
+STATIC = factory_of("naive", "padded", config.Scheduler(admission=config.Admission.static, **SPLIT))
 CONTIGUOUS = contiguous_factory()
 
 
@@ -166,7 +168,7 @@ class Harness:
                 state.token_ids.append(1)
             chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
         batch = self.builder.build(SchedulerOutput(tuple(chunks)))
-        computed, step = self.kv_cache.memory.prepare_step(batch)
+        computed, step = self.kv_cache.prepare_step(batch)
         attention = step.metadata
         owner = np.repeat([float(name) for name in counts], list(counts.values()))
         rows = getattr(attention, "target", np.arange(batch.total_q))
@@ -200,11 +202,13 @@ class Harness:
     def rows(self, name, layer, length):
         cache = self.kv_cache.manager
         number = int(cache.table(name).block_ids[0])
-        if hasattr(cache, "dense"):
+        is_padded = hasattr(cache, "dense")
+        layers = (cache.dense if is_padded else cache.rows[number]).layer(layer)
+        views = [np.asarray(array.parts[0]) for array in layers]
+        if is_padded:
             (row,) = (r for r in cache.rows if r.row_id == number)
-            views = map(np.asarray, cache.dense.layer(layer))
             return [view[row.place, :, row.pad : row.pad + length] for view in views]
-        return [view[0, :, :length] for view in map(np.asarray, cache.rows[number].layer(layer))]
+        return [view[0, :, :length] for view in views]
 
 
 def test_the_case_study_is_reported_to_waste_61_percent():

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from budget_cases import GIB, MIB, MODEL, ask, mac
+from budget_cases import GIB, MIB, ask, mac
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -186,9 +186,3 @@ def test_check_ignores_kernel_workloads():
 def test_options_of_other_policies_are_refused(options, message):
     with pytest.raises(config.ConfigError, match=message):
         ask(**options)
-
-
-def test_a_refusal_needs_a_setting_or_other_advice():
-    with pytest.raises(ValueError, match="either settings or other advice"):
-        BudgetRefusal("a", "b", "c", ())
-    assert MODEL.max_context == 40960

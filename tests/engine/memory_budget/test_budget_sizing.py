@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -156,8 +157,11 @@ def test_half_precision_weights_are_counted_as_loaded(tmp_path):
 def test_an_incomplete_config_gives_no_footprint(tiny_dir, tmp_path):
     settings = json.loads((tiny_dir / "config.json").read_text())
     latent = {**settings, "kv_lora_rank": 512}
+    # head_dim is hidden_size / num_attention_heads if it is 0 or missing
+    headless = {**settings, "num_attention_heads": 0, "head_dim": 0}
+    infinite = {**settings, "hidden_size": math.inf}
     del settings["intermediate_size"]
-    for incomplete in (settings, latent):
+    for incomplete in (settings, latent, headless, infinite):
         (tmp_path / "config.json").write_text(json.dumps(incomplete))
         assert model_footprint.from_directory(tmp_path) is None
     for text in ("{", "[]", '"words"', "{}"):
@@ -215,16 +219,16 @@ def test_the_first_layers_of_a_shape_are_those_of_the_built_directory(shape, lay
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_measured_activations_match_the_estimate(tiny_dir, rows):
-    from labkit.engine import kv_layout
+    from labkit.engine.kv_cache_interface import KVCacheFactory
     from labkit.engine.model.cache_shapes import cache_shapes
     from labkit.engine.model.model_loader import load_model
     from labkit.engine.runner.packed_forward import choose_forward
 
     loaded = load_model(tiny_dir)
     shapes = cache_shapes(loaded).attention
-    forward = choose_forward(loaded, config.Device.cpu).forward
+    forward = choose_forward(loaded, config.Device.cpu)
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
-    kind = kv_layout.create_factory(config.Engine())
+    kind = KVCacheFactory(config.Engine())
     measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler, rows)
     estimated = model_footprint.from_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
@@ -252,10 +256,10 @@ def test_a_plan_counts_the_rows_of_drafts_and_their_states():
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_the_largest_step_has_the_most_tokens_and_rows(tokens, rows, num_drafts):
-    from labkit.engine import kv_layout
+    from labkit.engine.kv_cache_interface import KVCacheFactory
 
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
-    kind, shapes, steps = kv_layout.create_factory(config.Engine()), (KVShape(1, 8, 8),), []
+    kind, shapes, steps = KVCacheFactory(config.Engine()), (KVShape(1, 8, 8),), []
     engine = config.Engine(scheduler=scheduler)
     if num_drafts:
         engine.speculation = config.Speculation.ngram

@@ -20,6 +20,7 @@ from labkit.config import (
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
+from labkit.engine.model.compute_dtype import WeightLoading
 from labkit.engine.model.model_loader import load_model
 from labkit.engine.runner.shared_models import SharedModels
 
@@ -132,11 +133,11 @@ def test_half_precision_is_not_refused_elsewhere():
 @pytest.mark.parametrize("kind", [*HALF, "float32", None])
 def test_weights_are_cast_after_loading_or_left_as_stored(kind, model_dir, tmp_path):
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
-    assert types_of(load_model(path, dtype=kind).model) == {kind or "bfloat16"}
+    assert types_of(load_model(path, WeightLoading(kind)).model) == {kind or "bfloat16"}
 
 
 def test_quantised_weights_stay_quantised(model_dir):
-    model = load_model(model_dir("quantised"), dtype="float16").model
+    model = load_model(model_dir("quantised"), WeightLoading("float16")).model
     assert types_of(model) == {"uint32", "float16"}
     assert "Quantized" in type(model.model.layers[0].mlp.up_proj).__name__
 
@@ -144,9 +145,9 @@ def test_quantised_weights_stay_quantised(model_dir):
 def test_weights_that_mlx_lm_keeps_in_float32_stay_float32(model_dir):
     loaded = load_model(model_dir("qwen3")).model
     loaded.cast_predicate = lambda path: "norm" not in path
-    compute_dtype.cast_parameters(loaded, "float16")
+    compute_dtype.cast_parameters(loaded, WeightLoading("float16"))
     assert types_of(loaded) == {"float16", "float32"}
-    compute_dtype.cast_parameters(loaded, "float32")
+    compute_dtype.cast_parameters(loaded)
     assert types_of(loaded) == {"float32"}
 
 
@@ -314,10 +315,10 @@ def test_arms_in_different_types_share_no_weights(model_dir):
     models = SharedModels()
     path = model_dir("qwen3")
     kinds = ("float32", *HALF, "float32")
-    ready = [models.prepare(path, 16, Device.cpu, dtype=kind) for kind in kinds]
-    assert [one.expected.dtype for one in ready] == list(kinds)
+    ready = [models.prepare(path, 16, Device.cpu, loading=WeightLoading(kind)) for kind in kinds]
+    assert [one.expected.cached.dtype for one in ready] == list(kinds)
     assert ready[0].loaded is ready[3].loaded
-    plain = [models.load_mlx_lm(path, kind) for kind in kinds]
+    plain = [models.load_mlx_lm(path, WeightLoading(kind)) for kind in kinds]
     assert [one.dtype for one in plain] == list(kinds)
     assert plain[0] is plain[3]
 
@@ -336,14 +337,15 @@ def test_the_budget_counts_weights_in_the_configured_dtype(model_dir, tmp_path):
 
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
     full, half, own = (
-        model_footprint.from_directory(path, kind) for kind in ("float32", "float16", None)
+        model_footprint.from_directory(path, WeightLoading(kind))
+        for kind in ("float32", "float16", None)
     )
     assert full.weight_bytes == 2 * half.weight_bytes == 2 * own.weight_bytes
     assert full.activation_bytes(8, 1) == 2 * half.activation_bytes(8, 1)
     assert own.float_bytes == half.float_bytes == 2
     numbers = sum(np.prod(v.shape) for v in _parameters(model_dir("qwen3")))
     assert full.weight_bytes == 4 * numbers
-    quantised = model_footprint.from_directory(model_dir("quantised"), "float16")
+    quantised = model_footprint.from_directory(model_dir("quantised"), WeightLoading("float16"))
     weight_bytes = sum(v.nbytes for v in _parameters(model_dir("quantised"), "float16"))
     assert quantised.weight_bytes == weight_bytes
 
@@ -359,7 +361,7 @@ def test_the_budget_counts_the_bytes_of_loaded_weights(matrices, model_dir, tmp_
         half,
         in_type(tmp_path / "q", model_dir("qwen3"), HALF[0]),
     ):
-        footprint = model_footprint.from_directory(path, "float32", matrices)
+        footprint = model_footprint.from_directory(path, WeightLoading("float32", matrices))
         weight_bytes = sum(value.nbytes for value in _parameters(path, "float32", matrices))
         assert footprint.weight_bytes == weight_bytes
         assert footprint.matmul_weights == plain.matmul_weights
@@ -369,7 +371,7 @@ def test_the_budget_counts_the_bytes_of_loaded_weights(matrices, model_dir, tmp_
 def _parameters(path, kind="float32", matrices=compute_dtype.MatrixStorage.cast):
     from mlx.utils import tree_flatten
 
-    model = load_model(path, dtype=kind, matrix_storage=matrices).model
+    model = load_model(path, WeightLoading(kind, matrices)).model
     return [value for _, value in tree_flatten(model.parameters())]
 
 
@@ -378,6 +380,7 @@ def test_a_plan_counts_weights_in_the_configured_dtype():
 
     shape = config.ModelShape()
     full, half = (
-        model_footprint.from_shape(shape, "tiny", kind) for kind in ("float32", "bfloat16")
+        model_footprint.from_shape(shape, "tiny", WeightLoading(kind))
+        for kind in ("float32", "bfloat16")
     )
     assert full.weight_bytes == 2 * half.weight_bytes

@@ -9,7 +9,7 @@ from small_models import CONFIGS, build_model_dir
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import model_loader
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.compute_dtype import MatrixStorage, WeightLoading
 from labkit.engine.model.model_loader import load_model
 from labkit.models.synthetic import train_bpe
 
@@ -125,6 +125,7 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
             "quantize_activations is set, and engine=paged .* set engine=mlx_lm$",
         ),
         ({"hidden_size": 128}, "shape"),
+        ({"num_attention_heads": 0}, r"does not describe a whole model \(.*division by zero"),
         (
             {"num_hidden_layers": 4},
             r"Missing 11 parameters: model\.layers\.3\.input_layernorm\.weight, .* and 7 more$",
@@ -161,7 +162,7 @@ def test_mlx_s_quantisation_modes_load(tmp_path, mode):
     from mlx_lm.utils import load_model as load_plain
 
     path = build_model_dir(tmp_path, {**CONFIGS["qwen3"], "quantization": MODES[mode]})
-    ours = load_model(path, matrix_storage=MatrixStorage.as_stored).model
+    ours = load_model(path, WeightLoading(matrix_storage=MatrixStorage.as_stored)).model
     assert ours.model.layers[0].mlp.up_proj.mode == mode
     plain, _ = load_plain(path)
     theirs = matrices(plain)

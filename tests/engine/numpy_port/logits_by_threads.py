@@ -23,6 +23,7 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.matmul import matmul_op_kernels
 from labkit.cpu.replay import graph_op_kernels
 from labkit.engine import Request, SamplingParams, create
+from labkit.engine.sampling import sampler
 
 THREADS = (1, 2, 4, 8, 16)
 LAYERS = 2
@@ -44,21 +45,21 @@ tasks_of = numba.njit(lambda *arguments: matmul_op_kernels._num_tasks(*arguments
 
 def serve(engine):
     """Serve a long prompt, a short one and one token; return a digest of all logits."""
-    seen, sample, rng = {}, engine._loop._sampler, np.random.default_rng(0)
+    seen, sample, rng = {}, sampler.sample_rows, np.random.default_rng(0)
 
     def capture(logits, states):
         for row, state in zip(logits[: len(states)], states, strict=True):
             seen[state.request_id, state.num_tokens] = row.tobytes()
         return sample(logits, states)
 
-    engine._loop._sampler = capture
+    sampler.sample_rows = capture
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     for length in (90, 1, 18):
         prompt = tuple(rng.integers(0, 298, length).tolist())
         engine.submit(Request(str(length), prompt, params))
     while engine.has_work():
         engine.step()
-    engine._loop._sampler = sample
+    sampler.sample_rows = sample
     assert len(seen) == 3 * params.max_tokens and engine.counters()["forward.replayed"]
     return hashlib.sha256(b"".join(seen[key] for key in sorted(seen))).hexdigest()
 

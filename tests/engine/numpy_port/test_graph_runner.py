@@ -18,6 +18,7 @@ from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.runner.packed_forward import PackedForward
+from labkit.engine.sampling import sampler
 
 TOKENS = 12
 
@@ -41,19 +42,19 @@ def prompts(lengths):
 
 def logits_of(engine, lengths=(7, 1, 18), tokens=TOKENS):
     """Serve, and return the bytes of every request's logits, token by token."""
-    seen, sample = {}, engine._loop._sampler
+    seen, sample = {}, sampler.sample_rows
 
     def capture(logits, states):
         for row, state in zip(logits[: len(states)], states, strict=True):
             seen[state.request_id, state.num_tokens] = row.tobytes()
         return sample(logits, states)
 
-    engine._loop._sampler = capture
-    for i, ids in enumerate(prompts(lengths)):
-        engine.submit(Request(str(i), ids, SamplingParams(max_tokens=tokens, ignore_eos=True)))
-    while engine.has_work():
-        engine.step()
-    engine._loop._sampler = sample
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "sample_rows", capture)
+        for i, ids in enumerate(prompts(lengths)):
+            engine.submit(Request(str(i), ids, SamplingParams(max_tokens=tokens, ignore_eos=True)))
+        while engine.has_work():
+            engine.step()
     return seen
 
 

@@ -15,7 +15,7 @@ from stub_server import Stub
 from labkit import config
 from labkit.engine import openai
 from labkit.engine.request import Request, SamplingParams
-from labkit.workload.requests.load_generator import LoadGenerator, RequestSchedule
+from labkit.workload.requests.load_generator import ClientPool, LoadGenerator
 from labkit.workload.requests.memory_timeline import MemoryTimeline
 
 
@@ -66,7 +66,7 @@ def run_load():
         generator = LoadGenerator(
             engine,
             requests,
-            schedule=RequestSchedule([None] * len(requests), due, together or len(requests)),
+            clients=ClientPool([None] * len(requests), due, together or len(requests)),
             clock=time.perf_counter,
             heartbeat=lambda text: None,
             timeline=MemoryTimeline(engine, lambda: {}),

@@ -7,7 +7,6 @@ import pytest
 from labkit import config
 from labkit.config import PRESETS
 from labkit.config.engine.openai_server import PLACEHOLDERS
-from labkit.workload import in_process_rules
 from labkit.workload.requests import preflight_warnings
 from labkit.workload.requests.request_workload_kind import KIND
 
@@ -152,8 +151,7 @@ def test_a_preset_knows_how_long_its_server_takes_to_start():
 
 
 def test_server_arms_do_not_share_a_process():
-    one = config.Engine(name="openai")
-    assert "engine=openai: a server is a separate process" in in_process_rules.requests([one, one])
+    assert "engine=openai: a server is a separate process" in KIND.apart([experiment()] * 2)
 
 
 def test_the_plan_warns_about_untested_servers():

@@ -6,7 +6,7 @@ import sys
 
 from labkit.engine.parallel import rank_worker
 from labkit.engine.runner.model_runner import ModelRunner
-from labkit.engine.sampling.sampler import Sampler
+from labkit.engine.sampling import sampler
 from labkit.engine.scheduler.scheduler import Scheduler
 
 STEP = 4  # the call that fails
@@ -37,8 +37,8 @@ def nothing(original, scheduler):
     return SchedulerOutput(())
 
 
-def another(original, sampler, logits, states):
-    first, *others = original(sampler, logits, states)
+def another(original, logits, states):
+    first, *others = original(logits, states)
     return [first._replace(token=first.token ^ 1), *others]
 
 
@@ -61,7 +61,7 @@ FAULTS = {
     "stop_forward": (ModelRunner, "launch", stop),
     "die": (ModelRunner, "launch", die),
     "wrong": (ModelRunner, "launch", wrong),
-    "another": (Sampler, "__call__", another),
+    "another": (sampler, "sample_rows", another),
 }
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from labkit.config import Budget, Engine, Scheduler, TensorParallel
 from labkit.engine import Request, SamplingParams
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import rank_processes, tensor_parallel_engine
+from labkit.engine.parallel.rank_messages import RankCall
 from labkit.engine.parallel.rank_worker import RankWorker
 
 FAILING = (sys.executable, str(Path(__file__).with_name("failing_rank.py")))
@@ -36,9 +37,9 @@ def test_a_rank_whose_pipe_closes_ends_without_an_error(capfd, monkeypatch, has_
     ours, theirs = Pipe()
     worker = RankWorker(theirs)
     if has_setup:
-        monkeypatch.setattr(worker, "_build", lambda setup: SimpleNamespace(notes={}))
+        monkeypatch.setattr(worker, "_build", lambda: SimpleNamespace(notes={}))
         monkeypatch.setattr(worker, "_reply", lambda engine, result: None)
-        ours.send("setup")
+        ours.send(RankCall("set_up"))
     ours.close()
     assert worker.run() == 0
     assert capfd.readouterr().err == ""

@@ -6,7 +6,7 @@ from labkit.config import PrefixInsert
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.prefix_cache.eviction import EvictionOrder, IdlePrefix, LeastFrequentlyUsed
+from labkit.engine.prefix_cache.eviction import LFU, EvictionOrder, IdlePrefix
 from labkit.engine.prefix_cache.hash_table import HashPrefixCache
 from labkit.engine.request import Request, RequestState, SamplingParams
 
@@ -383,7 +383,7 @@ def test_a_policy_that_fails_is_heard_of_once_and_memory_is_released(name):
     ("policy", "kept"),
     [
         (None, {"aabbcc": 0, "ddee": 4, "ff": 2}),  # lru: aabbcc was served first
-        (LeastFrequentlyUsed(), {"aabbcc": 6, "ddee": 0, "ff": 2}),  # ff was served after ddee
+        (LFU, {"aabbcc": 6, "ddee": 0, "ff": 2}),  # ff was served after ddee
         (ShortestFirst(), {"aabbcc": 6, "ddee": 0, "ff": 0}),
     ],
 )
@@ -425,7 +425,7 @@ def test_what_one_request_appended_has_one_use_whatever_its_prefix_has(name):
 
 
 def test_an_order_of_eviction_forgets_entries_that_are_no_longer_idle():
-    order = EvictionOrder(LeastFrequentlyUsed())
+    order = EvictionOrder(LFU)
     order.add("a", IdlePrefix(2, 1, 1), 0.0)
     for uses in range(2, 300):
         order.discard("b")

@@ -12,7 +12,7 @@ from labkit.config import ConfigError
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.runner import model_runner
-from labkit.engine.runner.model_runner import ThreadStepLauncher
+from labkit.engine.runner.model_runner import LazyStepLauncher, ThreadStepLauncher
 
 LENGTHS = (3, 1, 17, 40, 9)
 ENGINES = {
@@ -69,14 +69,14 @@ def test_a_forward_per_request_gives_plain_mlx_lm_s_tokens(name, kind, model_dir
 
 def test_the_resolver_s_maps_are_timed_in_every_forward_per_request(model_dir, monkeypatch):
     one = engine(model_dir("qwen3"), forward=PER_REQUEST)
-    memory = one._loop._launcher.run_model.memory
-    prepare = memory.prepare_step
+    runner = one._loop._launcher.run_model
+    prepare = runner.memory.prepare_step
 
     def prepare_step(batch):
         batch, attention = prepare(batch)
         return batch, attention._replace(counters={**attention.counters, "attention.map_us": 2.0})
 
-    monkeypatch.setattr(memory, "prepare_step", prepare_step)
+    monkeypatch.setattr(runner, "memory", runner.memory._replace(prepare_step=prepare_step))
     serve(one)
     counters = one.counters()
     assert counters["forwards.per_request"] > counters["steps.total"] == counters["layout.paged"]
@@ -140,3 +140,11 @@ def test_the_wait_for_a_step_is_counted_in_milliseconds(monkeypatch):
     assert launcher.launch("logits")() == "logits"
     assert counters.as_dict()["pipeline.wait_ms"] == 250
     launcher.close()
+
+
+@pytest.mark.parametrize("kind", [ThreadStepLauncher, LazyStepLauncher])
+def test_a_closed_launcher_refuses_every_step(kind):
+    launcher = kind(SimpleNamespace(launch=lambda batch: lambda: batch), Counters())
+    launcher.close()
+    with pytest.raises(EngineError, match=r"^the engine is closed$"):
+        launcher.launch("batch")

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError
 from labkit.engine.request import Request, RequestState, SamplingError, SamplingParams
-from labkit.engine.sampling.sampler import Sampled, Sampler
+from labkit.engine.sampling.sampler import Sampled, sample_rows
 from labkit.engine.sampling.step_logits import DeviceLogits
 
 
@@ -16,7 +16,7 @@ def state(request_id, **params):
 def test_greedy_takes_the_best_and_reports_its_lead():
     logits = np.array([[0.0, 3.0, 2.5], [1.0, 1.0, -2.0]], np.float32)
     before = logits.copy()
-    out = Sampler()(logits, [state("a"), state("b")])
+    out = sample_rows(logits, [state("a"), state("b")])
     assert (out[0].token, out[0].margin) == (1, 0.5)
     assert (out[1].token, out[1].margin) == (0, 0.0)
     np.testing.assert_array_equal(logits, before)
@@ -26,17 +26,17 @@ def test_logits_that_are_not_numbers_name_their_request():
     logits = np.zeros((2, 5), np.float32)
     logits[1, 3] = np.nan
     with pytest.raises(InvalidLogitsError, match="request bad"):
-        Sampler()(logits, [state("good"), state("bad")])
+        sample_rows(logits, [state("good"), state("bad")])
 
 
 def test_rows_of_padding_are_neither_sampled_nor_named():
     import mlx.core as mx
 
     nan, plain = [0.0, mx.nan], [0.0, 1.0]
-    (sampled,) = Sampler()(DeviceLogits(mx.array([plain, nan])), [state("good")])
+    (sampled,) = sample_rows(DeviceLogits(mx.array([plain, nan])), [state("good")])
     assert sampled.token == 1
     with pytest.raises(InvalidLogitsError, match=r"\(request bad\)"):
-        Sampler()(DeviceLogits(mx.array([nan, nan])), [state("bad")])
+        sample_rows(DeviceLogits(mx.array([nan, nan])), [state("bad")])
 
 
 class Broken:
@@ -67,7 +67,7 @@ def test_a_request_that_cannot_be_sampled_gets_an_error_and_the_others_a_token(
     params, message, temperature
 ):
     logits = np.array([[0.0, 3.0, 2.5, 1.0], [1.0, 1.0, -2.0, 0.5]], np.float32)
-    failed, fine = Sampler()(logits, [state("a", temperature=temperature, **params), state("b")])
+    failed, fine = sample_rows(logits, [state("a", temperature=temperature, **params), state("b")])
     assert failed.token == NO_TOKEN and message in failed.error and "\n" not in failed.error
     assert fine == Sampled(0, 0.0)
 
@@ -75,17 +75,17 @@ def test_a_request_that_cannot_be_sampled_gets_an_error_and_the_others_a_token(
 def test_greedy_is_over_the_adjusted_logits_and_so_is_its_lead():
     logits = np.array([[0.0, 3.0, 2.5]], np.float32)
     biased = state("a", logit_bias={0: 4.5})
-    assert Sampler()(logits, [biased])[0] == Sampled(0, 1.5)
+    assert sample_rows(logits, [biased])[0] == Sampled(0, 1.5)
     penalised = state("a", frequency_penalty=1)
     penalised.token_ids.append(1)
-    assert Sampler()(logits, [penalised])[0] == Sampled(2, 0.5)
+    assert sample_rows(logits, [penalised])[0] == Sampled(2, 0.5)
     np.testing.assert_array_equal(logits, np.array([[0.0, 3.0, 2.5]], np.float32))
 
 
 def test_logprobs_are_of_the_logits_before_bias_and_temperature():
     logits = np.log(np.array([[0.1, 0.6, 0.3]], np.float32))
     for params in ({"logit_bias": {0: 50}}, {"logit_bias": {0: 50}, "temperature": 3.0}):
-        out = Sampler()(logits, [state("a", logprobs=2, **params)])[0]
+        out = sample_rows(logits, [state("a", logprobs=2, **params)])[0]
         assert out.token == 0
         np.testing.assert_allclose(np.exp(out.logprobs.token), 0.1, rtol=1e-5)
         assert [token for token, _ in out.logprobs.top] == [1, 2]
@@ -94,7 +94,7 @@ def test_logprobs_are_of_the_logits_before_bias_and_temperature():
 def test_logprobs_are_the_log_softmax_of_the_likeliest_tokens_equal_ones_by_id():
     def logprobs(logits, token, count):
         biased = state("a", logit_bias={token: 100}, logprobs=count)
-        (sampled,) = Sampler()(np.array([logits], np.float32), [biased])
+        (sampled,) = sample_rows(np.array([logits], np.float32), [biased])
         assert sampled.token == token
         return sampled.logprobs
 
@@ -130,7 +130,7 @@ def test_a_plain_greedy_row_runs_nothing_but_the_argmax(params, plain):
     reads = []
     watched = Read(Request("a", (1, 2, 3), SamplingParams(**params)))
     reads.clear()
-    Sampler()(np.zeros((1, 9), np.float32), [watched])
+    sample_rows(np.zeros((1, 9), np.float32), [watched])
     assert (reads == []) is plain
 
 
@@ -138,13 +138,13 @@ def test_every_token_is_drawn_anew():
     logits, drawn = np.zeros((1, 1000), np.float32), set()
     sequence = state("a", temperature=1.0, seed=3)
     for _ in range(10):
-        token = Sampler()(logits, [sequence])[0].token
+        token = sample_rows(logits, [sequence])[0].token
         sequence.token_ids.append(token)
         drawn.add(token)
     assert len(drawn) > 7
     fresh = state("b", temperature=1.0, seed=3)
-    assert Sampler()(logits, [fresh])[0].token == sequence.token_ids[3]
-    other = {Sampler()(logits, [state("b", temperature=1.0, seed=n)])[0].token for n in range(10)}
+    assert sample_rows(logits, [fresh])[0].token == sequence.token_ids[3]
+    other = {sample_rows(logits, [state("b", temperature=1.0, seed=n)])[0].token for n in range(10)}
     assert len(other) > 7
 
 
@@ -169,7 +169,7 @@ def history_logits(states):
 
 def run(arrivals, length=12):
     """Serve requests, number ``i`` from step ``arrivals[i]`` on; return what each got."""
-    sampler, results, step = Sampler(), {}, 0
+    results, step = {}, 0
     states = {i: state(f"r{i}", **HETEROGENEOUS[i]) for i in arrivals}
     while len(results) < len(states) or any(len(tokens) < length for tokens in results.values()):
         live = [
@@ -180,7 +180,7 @@ def run(arrivals, length=12):
         step += 1
         if not live:
             continue
-        for s, sampled in zip(live, sampler(history_logits(live), live), strict=True):
+        for s, sampled in zip(live, sample_rows(history_logits(live), live), strict=True):
             results.setdefault(s.request_id, []).append(sampled)
         for s in live:
             s.token_ids.append(results[s.request_id][-1].token)

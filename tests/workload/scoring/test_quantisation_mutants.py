@@ -1,9 +1,7 @@
 """A quantisation scale that is wrong in one group is caught by the limits of quality."""
 
 import json
-import random
 import shutil
-from contextlib import nullcontext
 
 import pytest
 
@@ -13,7 +11,7 @@ from labkit.models import resolve, tokenizer
 from labkit.records import CaseRecord, Record
 from labkit.workload.scoring.interleaved_scoring_arms import InterleavedScoring, ScoringArm
 from labkit.workload.scoring.text_windows import windows_of
-from labkit.workload.workload_protocols import NoMachineKernels, TurnContext
+from labkit.workload.workload_protocols import single_arm_context
 
 GROUP = {"bits": 4, "group_size": 32}
 MATRIX = "model.layers.1.mlp.down_proj"
@@ -67,10 +65,8 @@ def reasons(experiment, paths):
     words = tokenizer.load(resolve(experiment.model).path)
     arms = [ScoringArm(create(experiment.engine, path), experiment.workload, words)
             for path in paths]  # fmt: skip
-    context = TurnContext(
-        0, random.Random(0), lambda arm: nullcontext(), NoMachineKernels(), baseline=0
-    )
-    scoring = InterleavedScoring(arms, windows_of(experiment, resolve(experiment.model)), context)
+    windows = windows_of(experiment, resolve(experiment.model))
+    scoring = InterleavedScoring(arms, windows, single_arm_context(0))
     cases = [measured.cases[0] for measured in scoring.measure(lambda text: None)]
     scoring.close()
     records = [

@@ -12,7 +12,7 @@ pytest.importorskip("cv2")
 import clip_files as files
 
 from labkit.config import ConfigError, FramePicks, Workload, from_plain, to_plain
-from labkit.workload.video import clip_synthesis, event_visibility
+from labkit.workload.video import clip_synthesis
 from labkit.workload.video.clip_reader import FrameIndex, OpenClip, open_clip
 from labkit.workload.video.frame_decoding import check_counts, decode_frames
 from labkit.workload.video.frame_selection import Undecodable, decode_runs, pick_frames
@@ -87,7 +87,7 @@ def test_events_happen_in_the_pictures_at_their_frames():
     clip = files.clip_of(90, events=3, seed=9)
     drawn = list(clip_synthesis.pictures(clip))
     assert len(drawn) == 90
-    at = {kind: event_visibility.event_frames(clip, kind) for kind in event_visibility.KINDS}
+    at = {kind: clip_synthesis.event_frames(clip, kind) for kind in clip_synthesis.KINDS}
     colours = [
         next(c for c in clip_synthesis.COLOURS if len(painted(lanes(picture)[0], c)))
         for picture in drawn

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from labkit.config import Clip, FramePicks
-from labkit.workload.video import event_visibility
+from labkit.workload.video import clip_synthesis
 from labkit.workload.video.frame_selection import (
     Undecodable,
     decode_runs,
@@ -112,20 +112,20 @@ CLIP = Clip(name="c", seconds=20, gop=25, events=5, seed=4)
 
 
 def test_events_are_planted_apart_and_by_seed():
-    events = event_visibility.planted(CLIP)
+    events = clip_synthesis.planted(CLIP)
     assert [event.kind for event in events] == [
-        kind for kind in event_visibility.KINDS for _ in range(5)
+        kind for kind in clip_synthesis.KINDS for _ in range(5)
     ]
     for event in events:
         assert 0 <= event.start < event.frame < event.end <= CLIP.length
-    assert event_visibility.planted(CLIP) == events
+    assert clip_synthesis.planted(CLIP) == events
     other = Clip(name="c", seconds=20, gop=25, events=5, seed=5)
-    assert [e.frame for e in event_visibility.planted(other)] != [e.frame for e in events]
-    assert event_visibility.planted(Clip(name="c", seconds=20, events=0)) == []
+    assert [e.frame for e in clip_synthesis.planted(other)] != [e.frame for e in events]
+    assert clip_synthesis.planted(Clip(name="c", seconds=20, events=0)) == []
 
 
 def test_every_frame_shows_all_events_and_one_frame_none():
-    events = event_visibility.planted(CLIP)
+    events = clip_synthesis.planted(CLIP)
     for event in events:
         assert event.visible(range(CLIP.length))
         assert not any(event.visible([place]) for place in range(CLIP.length))
@@ -133,24 +133,24 @@ def test_every_frame_shows_all_events_and_one_frame_none():
 
 def test_what_is_visible_by_brute_force():
     draw = random.Random(5)
-    for event in event_visibility.planted(CLIP):
+    for event in clip_synthesis.planted(CLIP):
         for _ in range(200):
             picks = [draw.randrange(CLIP.length) for _ in range(draw.randrange(1, 40))]
             near = CLIP.fps if event.kind == "collision" else CLIP.length
             before = {p for p in picks if p < event.frame and p >= event.frame - near}
             after = {p for p in picks if p >= event.frame and p < event.frame + near}
             least = 2 if event.kind == "direction change" else 1
-            same = [e.frame for e in event_visibility.planted(CLIP) if e.kind == event.kind]
+            same = [e.frame for e in clip_synthesis.planted(CLIP) if e.kind == event.kind]
             before = {p for p in before if not any(p < f < event.frame for f in same)}
             after = {p for p in after if not any(event.frame < f <= p for f in same)}
             assert event.visible(picks) == (len(before) >= least and len(after) >= least)
 
 
 def test_shares_count_by_kind():
-    events = event_visibility.planted(CLIP)
-    assert event_visibility.shares(events, range(CLIP.length)) == {
-        kind: {"visible": 5, "planted": 5} for kind in event_visibility.KINDS
+    events = clip_synthesis.planted(CLIP)
+    assert clip_synthesis.shares(events, range(CLIP.length)) == {
+        kind: {"visible": 5, "planted": 5} for kind in clip_synthesis.KINDS
     }
-    assert event_visibility.shares(events, [0]) == {
-        kind: {"visible": 0, "planted": 5} for kind in event_visibility.KINDS
+    assert clip_synthesis.shares(events, [0]) == {
+        kind: {"visible": 0, "planted": 5} for kind in clip_synthesis.KINDS
     }

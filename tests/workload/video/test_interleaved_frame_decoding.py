@@ -1,5 +1,6 @@
 """Arms that take turns on clips: fair, checked, and going on where a file is broken."""
 
+import importlib.util
 import json
 import os
 import random
@@ -19,15 +20,19 @@ pytest.importorskip("cv2")
 import clip_files as files
 from planted_cells import output_difference
 
-from labkit.config import Experiment, FramePicks, Workload
+from labkit.config import ConfigError, Experiment, FramePicks, Workload
 from labkit.workload import video
-from labkit.workload.measurement import InvalidOutput
-from labkit.workload.video import clip_library, frame_decoding
+from labkit.workload.video import clip_library, frame_decoding, video_quiz
 from labkit.workload.video.clip_reader import DecodeCounts
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 from labkit.workload.video.reference_decode_checks import strided_ranges
-from labkit.workload.workload_protocols import NoMachineKernels, TurnContext, single_arm_context
+from labkit.workload.workload_protocols import (
+    InvalidOutput,
+    NoMachineKernels,
+    TurnContext,
+    single_arm_context,
+)
 
 
 @pytest.fixture(scope="module")
@@ -219,33 +224,25 @@ def test_frames_that_change_from_request_to_request_void_the_run(folder):
         measured([files.asks("stream", clips=str(folder), repeats=2)], decode_frames)
 
 
-def test_an_arm_that_goes_another_way_serves_nothing(folder):
-    def decode_frames(path, workload, wanted):
-        """Decode every frame, regardless of the picks."""
-        streamed = frame_decoding.decode_frames(
-            path, files.asks("stream"), 61 if "61" in path.name else 40
-        )
-        taken = frame_decoding.decode_frames(path, workload, wanted)
-        return replace(taken, counts=streamed.counts)
-
-    with pytest.raises(InvalidOutput, match=r"which does not match workload\.picks=keyframes"):
-        measured([files.asks("keyframes", clips=str(folder))], decode_frames)
-
-
-def another_way(number):
-    """Take frames as an arm does, but decode every frame for one request, counted from 1."""
+def another_way(number=None):
+    """Take frames as an arm does, but for one request, or for all, decode every frame."""
     requests = []
 
     def decode_frames(path, workload, wanted):
         requests.append(path)
         taken = frame_decoding.decode_frames(path, workload, wanted)
-        if len(requests) != number:
+        if number not in (None, len(requests)):
             return taken
         frames = 61 if "61" in path.name else 40
         counts = frame_decoding.decode_frames(path, files.asks("stream"), frames).counts
         return replace(taken, counts=counts)
 
     return decode_frames
+
+
+def test_an_arm_that_goes_another_way_serves_nothing(folder):
+    with pytest.raises(InvalidOutput, match=r"which does not match workload\.picks=keyframes"):
+        measured([files.asks("keyframes", clips=str(folder))], another_way())
 
 
 def test_a_later_request_that_goes_another_way_is_not_served(folder):
@@ -501,9 +498,6 @@ def fake_experiment(workload: Workload):
     ],
 )
 def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, message):
-    from labkit.config import ConfigError
-    from labkit.workload.video import video_quiz
-
     path = tmp_path / "q.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=message):
@@ -511,10 +505,6 @@ def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, mess
 
 
 def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):
-    import importlib.util
-
-    from labkit.config import ConfigError
-
     if importlib.util.find_spec("mlx_vlm") is not None:
         pytest.skip("mlx-vlm is installed here")
     path = tmp_path / "q.jsonl"

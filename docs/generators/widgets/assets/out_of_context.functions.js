@@ -1,4 +1,4 @@
-// labkit.workload.video.event_visibility.Event.visible
+// labkit.workload.video.clip_synthesis.Event.visible
 function eventVisible(event, picks) {
   const distinct = [...new Set(picks)];
   const before = distinct.filter((pick) => event.start <= pick && pick < event.frame).length;

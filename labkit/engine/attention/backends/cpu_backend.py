@@ -168,11 +168,7 @@ class CpuBackend(PagedBackend):
         return CpuPrepared()
 
     def _can_share(self, last: AttentionMetadata) -> bool:
-        """Return whether the last step's launch parameters are valid for longer contexts.
-
-        They are valid unless the keys are split (the split depends on the contexts) or the number
-        of threads has changed since the last step.
-        """
+        """Return whether launches suit longer contexts too. A split of the keys depends on them."""
         threads = numba.get_num_threads()
         launches: dict[int, PreparedLaunch] = last.prepared.launches
         same_threads = all(launch.workers == threads for launch in launches.values())
@@ -245,17 +241,14 @@ def _launch_partitions(
     q: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """Run the decode kernel on partitions of the keys, and merge their results into ``out``.
-
-    Return the rows that the reduce kernel wrote: the stamp and the counters of each worker.
-    """
+    """Decode partitions of the keys, merge them into ``out``; return the reduce kernel's rows."""
     partitions = launch.dispatch.partitions
-    parts = attention_params.partials(q, partitions)
+    sums, states = attention_params.partials(q, partitions)
     launch.params["partitions"] = partitions
-    launch.params["partial_sums"] = address_of(parts.sums)
-    launch.params["partial_states"] = address_of(parts.states)
+    launch.params["partial_sums"] = address_of(sums)
+    launch.params["partial_states"] = address_of(states)
     kernel_entry_points.decode(metadata.lookup, *arguments)
     rows = np.zeros((launch.workers + 1, kernel_entry_points.COUNTER_COLUMNS), np.int64)
     resolver, sinks = RESOLVER_IDS[metadata.resolver.variant], attention_params.base2(layer.sinks)
-    kernel_entry_points.reduce(arguments.nonce, resolver, *parts, sinks, out, rows)
+    kernel_entry_points.reduce(arguments.nonce, resolver, sums, states, sinks, out, rows)
     return rows[:-1]

@@ -13,7 +13,7 @@ buffer. Its cells come in blocks here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.backends import unpaged_sdpa
-from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPrepared
+from labkit.engine.attention.backends.mlx_backend_base import MlxBackend
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sequence_resolvers.sequence_resolver import units_of
 
@@ -56,13 +56,6 @@ class _Rectangle:
     tokens: int
 
 
-@dataclass(slots=True)
-class _GatherPrepared(MlxPrepared):
-    """By kind of layer, the requests of a step, or the rectangle of all."""
-
-    by_kind: dict[int, Any] = field(default_factory=dict)
-
-
 class GatherBackend(MlxBackend):
     """Run MLX's attention on each request's gathered blocks."""
 
@@ -70,9 +63,6 @@ class GatherBackend(MlxBackend):
 
     def _check_supported(self, layer: AttentionLayer) -> None:
         unpaged_sdpa.check_softcap(layer.softcap, layer.sinks)
-
-    def new_prepared(self) -> _GatherPrepared:
-        return _GatherPrepared()
 
     def _pools(self, layer: AttentionLayer) -> list[mx.array]:
         pools = [self.keys[layer.index]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -75,8 +75,9 @@ class MetalBackend(MlxBackend):
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
         bound = self._layers[layer] or self.bound_layer(layer)
-        prepared: _MetalPrepared = metadata.prepared
-        params = prepared.params.get(bound.kind) or self.prepare(metadata, bound)
+        params: _LaunchParams = metadata.prepared.by_kind.get(bound.kind) or self.prepare(
+            metadata, bound
+        )
         fits = q.shape == params.q_shape
         if k is not None and v is None:
             fits = fits and k.shape == params.k_shape
@@ -151,7 +152,7 @@ class MetalBackend(MlxBackend):
             main=main_kernel(metadata, layer, dispatch, self._switches.window_skip),
             reduce=reduce_kernel(metadata, layer) if split else None,
         )
-        prepared.params[layer.kind] = params
+        prepared.by_kind[layer.kind] = params
         return params
 
     def _lookup(self, metadata: AttentionMetadata, dispatch: Dispatch) -> Any:
@@ -188,10 +189,9 @@ class _LaunchParams:
 
 @dataclass(slots=True)
 class _MetalPrepared(MlxPrepared):
-    """A step on the device: its batch, and the launch parameters by kind of layer."""
+    """A step on the device: its batch, and the ``_LaunchParams`` by kind of layer."""
 
     batch: tuple[mx.array, ...] = ()  # block_tables, seq_lens, cu_seqlens_q
-    params: dict[int, _LaunchParams] = field(default_factory=dict)
 
 
 def main_kernel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -17,9 +17,13 @@ from labkit.engine.attention.paged_backend_base import PagedBackend
 
 @dataclass(slots=True)
 class MlxPrepared:
-    """Data that backends on MLX arrays derive from a step's metadata."""
+    """Data that backends on MLX arrays derive from a step's metadata.
+
+    ``by_kind`` has what each kind of layer needs, in a type of the backend's own.
+    """
 
     slots: tuple[mx.array, mx.array] | None = None  # block and offset of each new token
+    by_kind: dict[int, Any] = field(default_factory=dict)
 
 
 class MlxBackend(PagedBackend):

@@ -137,12 +137,7 @@ def attend(
 def layer_report(
     layer: int, launches: int, keys: int, padded_keys: int, nbytes: int, kv_dtype: str | None = None
 ) -> LaunchReport:
-    """Return the report on a layer's calls of MLX's attention, which writes no stamp.
-
-    ``launches`` is the number of calls, ``keys`` the number of keys read (padding included), and
-    ``padded_keys`` the number of those that are padding. ``nbytes`` counts the bytes of the keys
-    and values read, of the queries and of the output. ``kv_dtype`` is the type of keys and values.
-    """
+    """Return the report on a layer's calls of MLX's attention, which writes no stamp."""
     return LaunchReport(
         kernel="sdpa",
         grid=(launches,),

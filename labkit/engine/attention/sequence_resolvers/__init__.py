@@ -33,10 +33,7 @@ BY_LOOKUP_TYPE: dict[type[Any], type[Resolver]] = {
 
 
 def create(name: str) -> Resolver:
-    """Return the resolver ``name``: a built-in one, or ``package.module:Class``.
-
-    Raises ``ValueError`` if no built-in resolver has this name, or the class cannot be loaded.
-    """
+    """Return a built-in resolver or ``package.module:Class``; raise ``ValueError`` for others."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     if ":" in name:

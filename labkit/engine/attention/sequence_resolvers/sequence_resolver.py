@@ -63,18 +63,12 @@ class Resolver:
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return a unit's (sequence, packed query token, search steps).
-
-        The sequence is -1 for a surplus unit, which has no work.
-        """
+        """Return a unit's (sequence, or -1 without work; packed query token; search steps)."""
         raise NotImplementedError
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return a Q-block's (sequence, first row in the sequence, search steps).
-
-        The sequence is -1 for a surplus Q-block, which has no work.
-        """
+        """Return a Q-block's (sequence, or -1 without work; first row in it; search steps)."""
         raise NotImplementedError
 
     @staticmethod
@@ -93,10 +87,7 @@ class Resolver:
         return (units(lookup, cu),)
 
     def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array | None:
-        """Return the int32 array that a Metal kernel reads besides ``cu_seqlens_q``.
-
-        Returns None if it reads no other array.
-        """
+        """Return the int32 array that a Metal kernel reads besides ``cu_seqlens_q``, or None."""
         return None
 
     def dependent_loads(self, iterations: int, units: int) -> int:

@@ -72,10 +72,7 @@ class WorkPlanResolver(Resolver):
 
 
 def work_plan(cu_seqlens_q: Int32Array, seq_lens: Int32Array, rows: int) -> Int32Array:
-    """Return int32 [units, 2]: the sequence and the first row of every unit.
-
-    ``rows`` is the number of rows per unit: 1 for the decode kernel, ``BQ`` for the tiled one.
-    """
+    """Return int32 [units, 2]: the sequence and the first row of every unit of ``rows`` rows."""
     lengths = np.diff(cu_seqlens_q)
     sequence, first = units_of(lengths, rows)
     last = np.minimum(first + rows, lengths[sequence])

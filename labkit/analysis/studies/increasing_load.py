@@ -1,4 +1,11 @@
-"""Serving capacity: the highest rate at which an arm keeps its requests within limits.
+"""An arm under increasing load: its latency against its throughput, and its serving capacity.
+
+A load curve joins cells that differ in their load alone (a rate or a number of clients). Its knee
+is the load with the greatest power, which is throughput over latency (L. Kleinrock, "Power and
+deterministic rules of thumb for probabilistic problems in computer communications", ICC 1979).
+Below the knee, the engine could serve more requests at hardly any extra latency; above it, latency
+grows faster than throughput. Throughput is in requests per second, and latency is the median time
+to the last token.
 
 Capacity is the highest rate at which a share of requests, ``workload.capacity``, stays within
 ``workload.limits``. Every run of an arm counts its requests and those within the limits; refused
@@ -10,10 +17,12 @@ claimed of one of its cells, or if swap grew, the client was often late or the h
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,13 +37,77 @@ from labkit.analysis.comparison.served_requests import (
 from labkit.analysis.comparison.validity_gates import machine_failures
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
-from labkit.analysis.studies.load_curves import load_of, shared_unit, unequal_requests
 from labkit.records.measurement_notes import TrafficNote
 
 if TYPE_CHECKING:
     from labkit.analysis.studies.cell_summary import CellSummary
 
+LOAD_OPTIONS = ("workload.concurrency", "workload.arrivals.rate")
+SESSIONS_PER_S = "sessions/s"
+MIN_LOADS = 3  # a curve needs this many different loads
+METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
 LIMITS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """One load of a curve: its size (a rate or a number of clients), and the medians by metric.
+
+    ``requests``: those of a run, if a pilot found their number; None: all.
+    """
+
+    size: float
+    medians: Mapping[str, float]
+    requests: int | None = None
+
+    @property
+    def power(self) -> float:
+        """Throughput over latency: requests per second, divided by the median E2E in seconds."""
+        return self.medians["request_s"] / (self.medians["e2e_p50_ms"] / 1e3)
+
+
+@dataclass(frozen=True)
+class ArmLoad:
+    """An arm of one cell under a load. ``rest`` is equal in cells that differ only in their load.
+
+    ``by``: the unit of load, ``requests/s``, ``sessions/s`` or ``clients``.
+    """
+
+    arm: str
+    rest: str
+    by: str
+    load: LoadPoint
+
+
+@dataclass(frozen=True)
+class LoadCurve:
+    """An arm under increasing load.
+
+    ``name``: the arm's name, with the options in which its cells differ from those of another curve
+    of the arm. ``by``: the unit of load, ``requests/s``, ``sessions/s`` or ``clients``.
+    """
+
+    arm: str
+    name: str
+    by: str
+    loads: tuple[LoadPoint, ...]
+
+    @property
+    def knee(self) -> LoadPoint | None:
+        """The load with the greatest power, or None if it is the largest load that was measured."""
+        best = max(self.loads, key=lambda load: load.power)
+        return None if best is self.loads[-1] else best
+
+
+def arm_loads(analysis: CellAnalysis) -> Iterator[ArmLoad]:
+    """Yield the arms of a cell that have all metrics of a load curve."""
+    medians, records = _medians(analysis), analysis.data.records
+    for arm in analysis.data.arms:
+        load, rest = load_of(arm.config)
+        if load is not None and arm.role != "control" and arm.name in medians:
+            point = LoadPoint(load[1], medians[arm.name], analysis.data.design.units)
+            by = rate_unit(arm.name, records) if load[0] == REQUESTS_PER_S else load[0]
+            yield ArmLoad(arm.name, rest, by, point)
 
 
 @dataclass(frozen=True)
@@ -83,11 +156,9 @@ class ServingCapacity:
         if low is None:
             return f"{self.name} does not keep {kept} at {high:g} {self.unit} {confidence}."
         refuted = f", but not at {high:g}" if high is not None else ""
-        estimate = (
-            f"; estimated capacity {significant_text(about, 3)} {self.unit}"
-            if about is not None
-            else ""
-        )
+        estimate = ""
+        if about is not None:
+            estimate = f"; estimated capacity {significant_text(about, 3)} {self.unit}"
         return f"{self.name} keeps {kept} at {low:g} {self.unit}{refuted} {confidence}{estimate}."
 
 
@@ -123,19 +194,56 @@ def capacity_loads(analysis: CellAnalysis) -> Iterator[CapacityLoad]:
         load, rest = load_of(arm.config)
         counts = None if load is None else _counts(analysis, arm.name, load[1])
         if counts is not None:
+            tpot = tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None
             yield CapacityLoad(
                 arm.name,
                 rest,
-                workload["capacity"] / 100,
-                _limits(workload["limits"]),
-                data.design.alpha / len(arms),
-                counts,
-                all(map(sustained, _notes(analysis, arm.name))),
-                data.withheld_reason
-                or doubt
-                or (tpot_cause(arm.name, data.records) if has_tpot_limit(arm) else None),
-                rate_unit(arm.name, data.records),
+                target=workload["capacity"] / 100,
+                limits=_limits(workload["limits"]),
+                alpha=data.design.alpha / len(arms),
+                counts=counts,
+                is_sustained=all(map(sustained, _notes(analysis, arm.name))),
+                cause=data.withheld_reason or doubt or tpot,
+                unit=rate_unit(arm.name, data.records),
             )
+
+
+OneLoad = TypeVar("OneLoad", ArmLoad, CapacityLoad)
+
+
+def _grouped(
+    cells: Sequence[CellSummary],
+    labels: Sequence[str],
+    loads: Callable[[CellSummary], Sequence[OneLoad]],
+) -> dict[tuple[str, str], tuple[str, list[OneLoad]]]:
+    """Return the loads of each arm in cells that differ in their load alone, and a cell's label.
+
+    The keys are (rest, arm): an arm with a rate has another rest than one with clients.
+    """
+    groups: dict[tuple[str, str], list[OneLoad]] = {}
+    last: dict[tuple[str, str], str] = {}
+    for cell, label in zip(cells, labels, strict=True):
+        for one in loads(cell):
+            key = one.rest, one.arm
+            last[key] = label
+            groups.setdefault(key, []).append(one)
+    return {key: (last[key], own) for key, own in groups.items()}
+
+
+def load_curves(cells: Sequence[CellSummary], labels: Sequence[str]) -> list[LoadCurve]:
+    """Return a study's load curves: cells that differ in their load alone are one curve per arm.
+
+    ``labels``: the cells' labels without ``LOAD_OPTIONS``.
+    """
+    groups = _grouped(cells, labels, lambda cell: cell.loads)
+    long = {k: v for k, v in groups.items() if len({o.load.size for o in v[1]}) >= MIN_LOADS}
+    several, curves = Counter(arm for _, arm in long), []
+    for (_, arm), (label, own) in long.items():
+        name = f"{arm}, {label}" if several[arm] > 1 else arm
+        loads = sorted((one.load for one in own), key=lambda load: load.size)
+        unit = shared_unit([one.by for one in own])
+        curves.append(LoadCurve(arm, name, unit, tuple(loads)))
+    return curves
 
 
 def serving_capacities(
@@ -145,17 +253,11 @@ def serving_capacities(
 
     ``cells``: cells of one machine. ``labels``: their labels without ``LOAD_OPTIONS``.
     """
-    groups: dict[tuple[str, str], list[CapacityLoad]] = {}
-    suffixes: dict[tuple[str, str], str] = {}
-    for cell, label in zip(cells, labels, strict=True):
-        for one in cell.capacities:
-            key = (one.rest, one.arm)
-            suffixes[key] = f", {label}"
-            groups.setdefault(key, []).append(one)
+    groups = _grouped(cells, labels, lambda cell: cell.capacities)
     several = Counter(arm for _, arm in groups)
     return [
-        _capacity(loads, suffixes[key] if several[key[1]] > 1 else "")
-        for key, loads in groups.items()
+        _capacity(loads, f", {label}" if several[arm] > 1 else "")
+        for (_, arm), (label, loads) in groups.items()
     ]
 
 
@@ -220,3 +322,51 @@ def _limits(limits: dict[str, float | None]) -> str:
     """Return the limits in words: ``TTFT 500 ms and TPOT 50 ms``."""
     known = [f"{name} {limits[key]:g} ms" for key, name in LIMITS.items() if limits.get(key)]
     return " and ".join(known)
+
+
+def shared_unit(units: Sequence[str]) -> str:
+    """Return the unit of the loads of cells that differ in their load alone.
+
+    A run so short that it has one request of each session notes ``requests/s``, although sessions
+    arrive at its rate as they do in a longer run.
+    """
+    return SESSIONS_PER_S if SESSIONS_PER_S in units else units[0]
+
+
+def unequal_requests(numbers: Sequence[int | None]) -> str:
+    """Return a note if loads differ in their requests of a run (None: all), or an empty text."""
+    if len(set(numbers)) < 2:
+        return ""
+    each = ", ".join("all" if number is None else f"{number}" for number in numbers)
+    return (
+        f"The loads differ in their requests as well: a run had {each} (in the order of the "
+        "loads). With workload.num_requests=N all have the same."
+    )
+
+
+def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
+    """Return the medians by arm and metric, for the arms that have all of ``METRICS``."""
+    medians_by_arm: dict[str, dict[str, float]] = {}
+    for row in analysis.cell.rows:
+        if row.case == "all" and row.metric in METRICS:
+            for arm, values in row.arms.items():
+                if values.median is not None and values.median > 0:
+                    medians_by_arm.setdefault(arm, {})[row.metric] = values.median
+    return {arm: medians for arm, medians in medians_by_arm.items() if len(medians) == len(METRICS)}
+
+
+def load_of(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
+    """Return an arm's load and a digest of the rest of its config.
+
+    The load is (unit, size), or None if the config sets no rate and no number of clients. The unit
+    is ``requests/s`` for any rate: the config does not tell whether it is one of sessions. Arms
+    with the same digest differ only in their load.
+    """
+    workload = dict(config.get("workload", {}))
+    arrivals = dict(workload.pop("arrivals", {}))
+    rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)
+    load = (REQUESTS_PER_S, float(rate)) if rate else ("clients", float(clients or 0))
+    unchanged_clients = {"clients": clients} if rate else {}
+    rest = {**config, "workload": workload, "arrivals": arrivals, **unchanged_clients}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return (load if load[1] else None), digest
