@@ -7,7 +7,7 @@ grants the only arm its turns (:mod:`labkit.experiment.launch.turn_coordinator`)
 stores array outputs (:mod:`labkit.experiment.worker.output_array_files`) and traced steps
 (:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
 warms up arms without measuring, so that nothing is compiled during a measured run. ``--pilot FILE
-ARM ...`` writes to FILE what a process of these arms costs (:class:`.time_allocation.Pilot`).
+ARM ...`` writes to FILE what a process of these arms costs (:class:`.time_allocation.CellPilot`).
 
 A record is written to a temporary file and renamed. If the parent process has died, no record is
 written.

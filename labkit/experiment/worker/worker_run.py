@@ -152,7 +152,7 @@ class WorkerProcess:
         self._measure_peak_rates()
 
     def pilot(self, seconds: float) -> dict[str, Any]:
-        """Return what the process and each case cost (``Pilot``), from rounds of ``seconds``."""
+        """Return a ``CellPilot``: costs of the process and each case, in rounds of ``seconds``."""
         probe = self._start_probe()
         probe.time()
         arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
