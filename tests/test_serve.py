@@ -11,8 +11,8 @@ import pytest
 
 from labkit import config, serve
 from labkit.config import Attention, Engine, ServeConfig, from_plain, to_plain
-from labkit.engine import kv_layout
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_cache_interface import KVCacheFactory
 from labkit.server import __main__ as server
 
 
@@ -169,4 +169,4 @@ def test_an_own_engine_that_fails_at_the_warm_up_is_refused(tmp_path, monkeypatc
 def test_an_own_attention_that_cannot_be_created_is_refused(option):
     options = Engine(attention=Attention(**{option: "no_such_module:Mine"}))
     with pytest.raises(EngineError, match=f"{option}=no_such_module:Mine: ModuleNotFoundError"):
-        kv_layout.create_factory(options)
+        KVCacheFactory(options)
