@@ -73,10 +73,11 @@ def pair(old: Path, new: Path, model: Path) -> dict[str, float]:
 
 
 def start(tree: Path, model: Path) -> subprocess.Popen[str]:
-    tree, model = tree.resolve(), model.resolve()
+    tree, model, script = tree.resolve(), model.resolve(), Path(__file__).resolve()
     cache = model.parent / f"cache-{tree.name}"
     return subprocess.Popen(
-        [sys.executable, __file__, "--child", str(tree), str(tree), str(model)],
+        [sys.executable, str(script), "--child", str(tree), str(tree), str(model)],
+        cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree), "LABKIT_CACHE": str(cache)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

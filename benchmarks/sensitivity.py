@@ -2,6 +2,7 @@
 
     python benchmarks/sensitivity.py kernels 20 outputs/mine
     python benchmarks/sensitivity.py requests 20 outputs/mine --busy
+    python benchmarks/sensitivity.py requests 20 outputs/mine --time 60
 
 Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for
 kernels, by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A
@@ -9,7 +10,8 @@ detection is a row of the report in which the planted arm is slower (adjusted p 
 false claim is a row in which the copy differs. ``--busy`` runs a busy process beside the studies.
 Engines then use one core less (``engine.threads``), because a step waits for all of its threads,
 and servers of labkit and their clients a single one.
-``--processes`` sets the number of processes of each study.
+``--processes`` sets the number of processes of each study. ``--time 60`` leaves it to labkit, as a
+user's study does: ``design.time=60``, a pilot, and looks at which a row stops.
 
 The arms of the kinds ``live-...`` have processes of their own that live at the same time and take
 turns (a live set). ``live-kernels`` and ``live-requests`` could share a process; these cannot:
@@ -159,7 +161,9 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--busy", action="store_true", help="beside one busy process")
     parser.add_argument("--first", type=int, default=0, help="number of the first study")
-    parser.add_argument("--processes", type=int, help="processes or live sets of each study")
+    design = parser.add_mutually_exclusive_group()
+    design.add_argument("--processes", type=int, help="processes or live sets of each study")
+    design.add_argument("--time", type=int, metavar="SECONDS", help="design.time of each study")
     options = parser.parse_args()
     if options.kind in ("table", "summary"):
         from labkit.records import RecordError, open_study
@@ -196,12 +200,15 @@ def main() -> int:
     with beside(options.busy):
         if options.busy and options.kind == "live-servers":
             use_one_core()
+        timed = f"-{options.time}s" if options.time else ""
         for number in range(options.first, options.first + options.studies):
-            name = f"{options.kind}{'-busy' if options.busy else ''}-{number:02d}"
+            name = f"{options.kind}{timed}{'-busy' if options.busy else ''}-{number:02d}"
             processes = options.processes or PROCESSES[options.kind][options.busy]
-            overrides = threads_left() if "kernels" not in options.kind and options.busy else []
-            folder, seed = options.out / name, 1000 + number
-            results.append(study(options.kind, folder, processes, seed, overrides))
+            overrides = fixed_blocks(processes) if not timed else [f"design.time={options.time}"]
+            if "kernels" not in options.kind and options.busy:
+                overrides += threads_left()
+            overrides.append(f"seed={1000 + number}")
+            results.append(study(options.kind, options.out / name, overrides))
             print(json.dumps(results[-1]), flush=True)
     named = sum(r["named"] for r in results)
     false = sum(r["false"] for r in results)
@@ -210,6 +217,11 @@ def main() -> int:
         f"claimed to differ in {false}"
     )
     return 0
+
+
+def fixed_blocks(blocks: int) -> list[str]:
+    """Return the overrides of a design without interim looks, so that all studies are alike."""
+    return [f"design.blocks={blocks}", "design.looks=[]"]
 
 
 def threads_left() -> list[str]:
@@ -229,13 +241,11 @@ def use_one_core() -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def study(
-    kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
-) -> dict[str, Any]:
+def study(kind: str, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Make the missing runs of a study, and return its result and the wall seconds of this call."""
     from labkit.experiment.compose.cell_composer import to_cell
 
-    composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
+    composed = with_planted(kind, overrides)
     began = time.monotonic()
     cell = run(to_cell(replace(composed, name=folder.name), folder))
     seconds = time.monotonic() - began
@@ -253,7 +263,7 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     from labkit.experiment.compose.cell_composer import to_cells
 
     blocks = PROCESSES["requests" if kind.endswith("requests") else "kernels"][0]
-    design = [f"design.blocks={blocks}", f"design.confirm={pairs}", "seed=10"]
+    design = [*fixed_blocks(blocks), f"design.confirm={pairs}", "seed=10"]
     composed = with_planted(kind, design)
     cells = to_cells(replace(composed, arms=composed.arms[:2], name=folder.name), folder)
     for cell in cells:
@@ -277,7 +287,7 @@ def live_agreement(
         if isolation == "in_process" and kind.endswith("servers"):
             continue
         processes = shared if isolation == "in_process" else blocks
-        design = [f"design.isolation={isolation}", f"design.blocks={processes}"]
+        design = [f"design.isolation={isolation}", *fixed_blocks(processes)]
         composed = with_planted(kind, [*design, f"seed={10 + number}"])
         folders.append(out / f"{kind}{f'-{number + 1}' if number else ''}-{isolation}")
         run(to_cell(replace(composed, arms=composed.arms[:2], name=folders[-1].name), folders[-1]))
@@ -293,8 +303,8 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     name, overrides = ASKED[kind]
     study_composer.register()
     with study_composer.initialized():
-        design = ["design.runs_per_block=1", "design.looks=[]"]
-        composed = compose_cell([], [*overrides, *design, "ablation=none", *more])
+        design = ["design.runs_per_block=1", "ablation=none"]
+        composed = compose_cell([], [*overrides, *design, *more])
     base, control = composed.arms
     planted = replace(base, name=name, role="arm")
     if base.environment:
@@ -313,11 +323,13 @@ def run(cell: ReadyCell, beside: bool = False) -> dict[str, Any]:
     ``beside``: the two processes of a block live at the same time (``SideBySide``).
     """
     from labkit import analysis
+    from labkit.analysis.studies.study_analysis import AnalysisCache
     from labkit.experiment.launch.run_launcher import ProcessLauncher, WorkerLauncher
     from labkit.experiment.schedule.cell_runner import run_cell
 
     command = (sys.executable, str(HERE / "planted_worker.py"))
-    run_cell(cell, SideBySide(ProcessLauncher(command)) if beside else WorkerLauncher(command))
+    launcher = SideBySide(ProcessLauncher(command)) if beside else WorkerLauncher(command)
+    run_cell(cell, launcher, analysis=AnalysisCache())
     shutil.rmtree(cell.dir / "runs" / "pending", ignore_errors=True)
     return analysis.write_cell(cell.dir)
 
@@ -484,13 +496,22 @@ def _table_line(kind: str, studies: Sequence[dict[str, Any]]) -> str:
             f"{statistics.median(effects):+.2f} % ({min(effects):+.2f} to {max(effects):+.2f})"
         )
     label = re.sub(r"-(\d.*|busy)$", "", kind)
-    beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
-    beside_it += f", {first['threads']} thread" if first["threads"] else ""
+    timed = re.search(r"-(\d+)s\b", kind)
+    design = f", `design.time={timed[1]}s`" if timed else ""
+    design += ", beside a busy process" if kind.endswith("-busy") else ""
+    design += f", {first['threads']} thread" if first["threads"] else ""
+    counts = sorted({_process_count(one) for one in studies})
+    processes = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return (
-        f"| {n} of {label}{beside_it} | {len(first['rows'])} | "
-        f"{first['design']['blocks']} | {named} of {n} | {false} of {n} | "
+        f"| {n} of {label}{design} | {len(first['rows'])} | "
+        f"{processes} | {named} of {n} | {false} of {n} | "
         f"{' | '.join(ranges)} | {statistics.median(one['seconds'] for one in studies):.0f} |"
     )
+
+
+def _process_count(study: dict[str, Any]) -> int:
+    """Return how many processes of an arm a study has, which its looks may have ended early."""
+    return max(len(runs) for row in study["rows"] for runs in row["values"].values())
 
 
 def is_of_isolation(study: dict[str, Any]) -> bool:
