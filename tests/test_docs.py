@@ -16,6 +16,7 @@ from labkit.records import open_study
 
 ROOT = Path(__file__).parent.parent
 SENSITIVITY = ROOT / "outputs" / "reference" / "sensitivity.zip"
+SENSITIVITY_TIMED = ROOT / "outputs" / "reference" / "sensitivity_timed.json.xz"
 SENSITIVITY_SUMMARIES = ROOT / "outputs" / "reference" / "sensitivity_summaries.json.xz"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n# (\S+)\n(.*?)^```$", re.S | re.M)
@@ -324,6 +325,7 @@ def test_the_table_of_gguf_types_is_that_of_the_committed_figures(benchmark):
 SENSITIVITY_TABLES = {
     "records": lambda module: (module.table(module.summaries(open_study(SENSITIVITY))), 3),
     "summaries": lambda module: (module.table(module.summaries(SENSITIVITY_SUMMARIES)), 3),
+    "timed": lambda module: (module.table(module.summaries(SENSITIVITY_TIMED)), 4),
     "isolations": lambda module: (
         module.isolations_agreed(module.summaries(SENSITIVITY_SUMMARIES)),
         3,
