@@ -126,7 +126,7 @@ def read_eos_token_ids(model_dir: Path, where: str | None = None) -> tuple[int, 
     ids: set[int] = set()
     for name, source in sources.items():
         ids = ids or _token_ids(source.get("eos_token_id"), f"{where or model_dir}: {name}")
-    return tuple(sorted(ids | _tokenizer_eos(model_dir, where)))
+    return tuple(sorted(ids | read_tokenizer_eos(model_dir, where)))
 
 
 def _token_ids(value: Any, where: str) -> set[int]:
@@ -138,7 +138,7 @@ def _token_ids(value: Any, where: str) -> set[int]:
     return {token for token in ids if token >= 0}
 
 
-def _tokenizer_eos(model_dir: Path, where: str | None) -> Set[int]:
+def read_tokenizer_eos(model_dir: Path, where: str | None) -> Set[int]:
     """Return the tokenizer's EOS token, if any, from JSON: building the tokenizer would be slow."""
     names = ("tokenizer_config.json", "special_tokens_map.json")
     configs = (read_optional(model_dir / name, where) for name in names)
@@ -158,5 +158,5 @@ def _ids_in_tokenizer(path: Path, eos: str, where: str | None, state: FileState)
         vocab = tokenizer["model"].get("vocab")
         token_id = added.get(eos, vocab.get(eos) if isinstance(vocab, dict) else None)
         return frozenset() if token_id is None else frozenset({int(token_id)})
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         raise ConfigError(f"{where or path.parent}: tokenizer.json is not a tokenizer") from None

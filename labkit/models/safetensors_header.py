@@ -45,7 +45,7 @@ def matrix_formats(model_dir: Path) -> set[tuple[str, int, int]]:
                     formats.add((element, 0, 0))
                 elif kind == "scales" and element and layout.get("mode", "affine") == "affine":
                     formats.add((element, int(layout["bits"]), int(layout["group_size"])))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, OverflowError, LookupError, TypeError, AttributeError):
         return set()  # loading the model says what is wrong with it
     return formats
 
@@ -71,7 +71,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
             header: dict[str, Any] = json.loads(stream.read(length))
             header.pop("__metadata__", None)
             end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
             raise ValueError("is not a safetensors file") from None
     if 8 + length + end > size:
         raise ValueError(

@@ -18,6 +18,7 @@ from numba.core import caching
 from numba.core.registry import CPUDispatcher
 
 import labkit.cpu
+from labkit.cpu.attention import tiled_attention_kernel
 from labkit.cpu.layers import norms
 from labkit.cpu.runtime import kernel_cache, thread_pool
 from labkit.experiment.worker import run_failures
@@ -40,9 +41,9 @@ def functions_in(dispatcher):
         function = queue.pop()
         function = getattr(function, "py_func", None) or getattr(function, "_defn", function)
         code = getattr(function, "__code__", None)
-        if code is None or code in seen or not function.__module__.startswith("labkit."):
+        if code is None or function in seen or not function.__module__.startswith("labkit."):
             continue
-        seen.add(code)
+        seen.add(function)
         yield function
         queue += [
             function.__globals__[name] for name in code.co_names if name in function.__globals__
@@ -63,6 +64,12 @@ def test_every_function_that_a_kernel_contains_is_in_the_digest():
         for function in functions_in(kernel):
             path = Path(function.__code__.co_filename).relative_to(CHECKOUT).as_posix()
             assert path in sources, f"{kernel.__name__} contains {function.__name__}"
+
+
+def test_intrinsics_of_one_decorator_are_all_walked():
+    """They share their code object, which is the decorator's."""
+    names = {function.__code__.co_name for function in functions_in(tiled_attention_kernel.attend)}
+    assert {"transpose_strip", "copy_widened", "scores_tile"} <= names
 
 
 def test_a_kernel_is_cached_under_its_module_and_digest():

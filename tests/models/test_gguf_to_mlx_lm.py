@@ -194,7 +194,10 @@ def test_an_exported_llama_is_read_back_with_the_same_numbers(tmp_path, no_cache
     for name, array in numbers.items():
         np.testing.assert_array_equal(again[name], array)
     words = [json.loads((path / "tokenizer.json").read_text("utf-8")) for path in (folder, back)]
-    assert words[0]["pre_tokenizer"] == words[1]["pre_tokenizer"]
+    for key in ("pre_tokenizer", "added_tokens"):
+        assert words[0][key] == words[1][key]
+    generation = [(path / "generation_config.json").read_text("utf-8") for path in (folder, back)]
+    assert generation[0] == generation[1]
 
 
 def test_a_format_that_is_not_widened_is_one_line(k_quant_directory, tmp_path):

@@ -105,6 +105,9 @@ def test_an_end_is_matched_whole_whatever_its_type(tmp_path):
     bpe = built(tmp_path, tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["Ġ t"])
     assert names(bpe, "a<|im_end|>") == ["a", "<|im_end|>"]
     assert bpe.decode(ids(bpe, "a<|im_end|>")) == "a"
+    untyped = built(tmp_path, tokenizer__ggml__token_type=None)
+    assert names(untyped, "a<|end|>") == ["a", "<|end|>"]
+    assert untyped.decode(ids(untyped, "a<|end|>")) == "a"
     word = built(tmp_path, tokenizer__ggml__eot_token_id=4)  # a letter that a file names as an end
     assert word.decode([4], skip_special_tokens=True) == tokens[4]
 
@@ -250,4 +253,13 @@ def test_sentence_piece_splits_no_token_of_thousands_of_characters(tmp_path, mon
     monkeypatch.setattr(gguf_tokenizer, "MAX_TOKEN_CHARACTERS", 5)
     monkeypatch.setattr(gguf_tokenizer, "_ranked_merges", lambda *_: pytest.fail("it is split"))
     with pytest.raises(GGUFError, match="SentencePiece has 6 characters; the limit is 5"):
+        spm(tmp_path)
+
+
+def test_sentence_piece_does_not_split_millions_of_characters(tmp_path, monkeypatch):
+    total = sum(map(len, SPM_TOKENS))
+    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARACTERS", total)
+    assert names(spm(tmp_path), "abc") == ["<s>", "\u2581a", "bc"]
+    monkeypatch.setattr(gguf_tokenizer, "MAX_CHARACTERS", total - 1)
+    with pytest.raises(GGUFError, match=f"have {total} characters in all; the limit is"):
         spm(tmp_path)

@@ -1,6 +1,8 @@
 """What is exported as GGUF, and what is refused because the file could not hold it."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,11 +40,15 @@ class Recorder:
         return lambda *values: self.keys.update({name: values})
 
 
+def write_model(folder, config, tokenizer=None):
+    trained = train_bpe.train(["so it goes"], vocab_size=300, seed=0)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(trained if tokenizer is None else tokenizer.to_str())
+
+
 def refusal(tmp_path, config=LLAMA, tokenizer=None):
     """Return why a model is refused; it has no weights, and is refused before they are read."""
-    trained = train_bpe.train(["so it goes"], vocab_size=300, seed=0)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "tokenizer.json").write_text(trained if tokenizer is None else tokenizer.to_str())
+    write_model(tmp_path, config, tokenizer)
     with pytest.raises(ConfigError) as caught:
         gguf_writer.export_gguf(tmp_path)
     assert "\n" not in str(caught.value)
@@ -61,6 +67,7 @@ def refusal(tmp_path, config=LLAMA, tokenizer=None):
             {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
             "llama with sliding windows",
         ),
+        ({"max_position_embeddings": None}, "llama without max_position_embeddings"),
     ],
 )
 def test_a_model_that_the_file_could_not_hold_is_one_line(tmp_path, change, reason):
@@ -149,3 +156,66 @@ def test_the_base_of_rope_is_found_where_transformers_wrote_it(change, theta):
     writer = Recorder()
     gguf_writer._add_metadata(writer, LLAMA | change)
     assert writer.keys["add_rope_freq_base"] == (theta,)
+
+
+def test_a_llama_may_leave_out_what_mlx_lm_has_a_default_for():
+    writer = Recorder()
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    gguf_writer._add_metadata(writer, config)
+    assert writer.keys["add_head_count_kv"] == writer.keys["add_head_count"] == (2,)
+
+
+@pytest.mark.parametrize("ends", [None, -1, LLAMA["vocab_size"]])
+def test_a_model_without_a_token_that_ends_a_request_is_one_line(tmp_path, ends):
+    reason = refusal(tmp_path, LLAMA | {"eos_token_id": ends})
+    assert "the model has no token that ends a request" in reason
+
+
+@pytest.fixture
+def export(tmp_path, monkeypatch, no_cache):
+    """Export a model without weights; return the keys that its file gets."""
+
+    def exported(config, tokenizer=None, **files):
+        folder, writer = tmp_path / "model", Recorder()
+        folder.mkdir()
+        write_model(folder, config, tokenizer)
+        for name, value in files.items():
+            (folder / f"{name}.json").write_text(json.dumps(value))
+        safetensors_io.write(folder / "model.safetensors", {})
+        monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFWriter=lambda *_: writer))
+        monkeypatch.setattr(gguf_writer, "check_package", lambda: None)
+        gguf_writer.export_gguf(folder)
+        return writer.keys
+
+    return exported
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "ids"),
+    [
+        ({"eos_token_id": 7, "bos_token_id": 6}, {}, {"bos": 6, "eos": 7}),
+        ({"eos_token_id": [8, 7]}, {}, {"eos": 7, "eot": 8}),
+        ({}, {"tokenizer_config": {"eos_token": "<|eos|>"}}, {"eos": 299}),
+        (
+            {"eos_token_id": [7, 299]},
+            {"tokenizer_config": {"eos_token": "<|eos|>"}},
+            {"eos": 299, "eot": 7},
+        ),
+        ({}, {"generation_config": {"eos_token_id": [1, 2, 3]}}, {"eos": 1, "eot": 2, "eom": 3}),
+        ({"eos_token_id": [300, 7]}, {}, {"eos": 7}),
+    ],
+)
+def test_all_tokens_that_end_a_request_are_written(export, config, files, ids):
+    keys = export(LLAMA | config, **files)
+    names = ("bos", "eos", "eot", "eom")
+    added = {name: keys.get(f"add_{name}_token_id") for name in names}
+    assert {name: given[0] for name, given in added.items() if given} == ids
+
+
+def test_added_tokens_are_control_tokens_only_if_they_are_special(export):
+    tokenizer = bpe(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.add_tokens(["<think>"])
+    keys = export(LLAMA | {"vocab_size": 4, "eos_token_id": 1}, tokenizer)
+    assert keys["add_token_list"] == (["a", "<|end|>", "<think>", "[PAD3]"],)
+    assert keys["add_token_types"] == ([1, 3, 4, 1],)

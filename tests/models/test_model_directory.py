@@ -98,7 +98,7 @@ def test_an_edited_gguf_file_is_converted_anew(tmp_path, no_cache):
     assert local(path).path != before.path and local(path).digest != before.digest
 
 
-@pytest.mark.parametrize("end", ["5", None, [1]])
+@pytest.mark.parametrize("end", ["5", None, [1], math.inf])
 def test_a_header_whose_offsets_are_no_numbers_is_one_line(tmp_path, end):
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, end]}}).encode()
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
@@ -146,6 +146,7 @@ def test_the_context_of_a_model(config, context):
 
 
 ENDED = {"eos_token": "<end>"}
+ENDLESS = {"content": "<end>", "id": math.inf}
 
 
 @pytest.mark.parametrize(
@@ -223,6 +224,13 @@ def test_a_nested_config_and_one_without_vocab_size(model):
             "tokenizer.json is not a tokenizer",
         ),
         (
+            lambda m: (
+                write(m, "tokenizer_config.json", ENDED),
+                write(m, "tokenizer.json", {"added_tokens": [ENDLESS], "model": {}}),
+            ),
+            "tokenizer.json is not a tokenizer",
+        ),
+        (
             lambda m: write(m, "generation_config.json", {"eos_token_id": ["</s>"]}),
             r"generation_config.json: eos_token_id is \['</s>'\]; must be a token id or a list",
         ),
@@ -291,8 +299,9 @@ def test_the_formats_of_a_model_s_matrices(model):
     write(model, "config.json", {**CONFIG, "quantization": quantization})
     formats = {("float16", 8, 32), ("float16", 4, 64), ("float16", 0, 0)}
     assert matrix_formats(model) == formats
-    write(model, "config.json", {**CONFIG, "quantization": 4})
-    assert matrix_formats(model) == set()  # loading says what is wrong
+    for wrong in (4, quantization | {"bits": math.inf}):
+        write(model, "config.json", {**CONFIG, "quantization": wrong})
+        assert matrix_formats(model) == set()  # loading says what is wrong
 
 
 def test_a_package_that_reads_a_model_and_is_not_installed_is_named(model, tmp_path, monkeypatch):

@@ -567,6 +567,7 @@ DAY = "2023-11-16 18:15:46,"
         ("sharegpt", '[{"conversations": 3}]', "item 1 is not an object with a list 'conv"),
         ("sharegpt", '[{"conversations": [1, 2]}]', "item 1: a turn is not an object with"),
         ("sharegpt", '[{"conversations": []} {}]', "is not a JSON array .a comma or "),
+        ("sharegpt", '[{"conversations": []}, ]', "item 2 is not valid JSON"),
         ("sharegpt", "[" * 100_000, "item 1 is not valid JSON: maximum recursion"),
         ("sharegpt", "[NaN]", "item 1 is not valid JSON, perhaps cut: JSON has no NaN"),
         ("sharegpt", b'["\xff"]', "trace is not UTF-8"),

@@ -14,7 +14,7 @@ from labkit.machine import cache_dir
 from labkit.models import model_json, safetensors_io
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_repacking, gguf_tokenizer
 
-RECIPE_VERSION = 5  # part of the cache key: raise it when the written files change
+RECIPE_VERSION = 6  # part of the cache key: raise it when the written files change
 ROW_MATRICES = ("shared_expert_gate",)  # matrices of one row, which are vectors in the file
 SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights held in memory
 

@@ -20,13 +20,13 @@ from labkit.models.gguf.gguf_pre_tokenizers import PreTokenizer, find_pre_tokeni
 # except some.
 PHI3_NAMES, KEPT_SPACES = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
 SPACE = "\u2581"  # replaces every space of a text
-UNKNOWN_TOKEN = 2  # a value of tokenizer.ggml.token_type
 
 MAX_TOKENS = 1 << 20
-# Of a token of SentencePiece, which is split at every character. By default it trains tokens of 16
-# characters at most.
-MAX_TOKEN_CHARACTERS = 1 << 10
-CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
+# Of a token of SentencePiece and of all, which are split at every character. By default it trains
+# tokens of 16 characters at most, and the largest vocabulary, Gemma's, has 262,144 tokens.
+MAX_TOKEN_CHARACTERS, MAX_CHARACTERS = 1 << 10, 1 << 23
+# Values of tokenizer.ggml.token_type.
+NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN = 1, 2, 3, 4
 # Keys of the ids that end a text, a turn and a message.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 # Tokens that end a text or a turn in whatever file they are and of whatever type, as in llama.cpp.
@@ -167,7 +167,7 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
     kinds, model = _token_types(file), file.metadata.get("general.name")
     strips = isinstance(model, str) and any(name in model.lower() for name in PHI3_NAMES)
     ends = _end_token_ids(file) & _ends_by_text(file)
-    for index, (kind, token) in enumerate(zip(kinds, tokens, strict=bool(len(kinds)))):
+    for index, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
         added = AddedToken(token, normalized=False, rstrip=strips and token not in KEPT_SPACES)
         if kind == CONTROL_TOKEN or index in ends:
             added.special = True
@@ -177,11 +177,11 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
 
 
 def _token_types(file: GGUFFile) -> list[int]:
-    """Return the type of each token, or an empty list if the file does not have the types."""
-    kinds = file.metadata.get("tokenizer.ggml.token_type", np.empty(0, np.int32))
+    """Return the type of each token, a normal one if the file does not have the types."""
     number = len(file.strings("tokenizer.ggml.tokens"))
+    kinds = file.metadata.get("tokenizer.ggml.token_type", np.full(number, NORMAL_TOKEN))
     is_integers = isinstance(kinds, np.ndarray) and kinds.dtype.kind in "iu"
-    if not is_integers or len(kinds) not in (0, number):
+    if not is_integers or len(kinds) != number:
         raise GGUFError(
             f"tokenizer.ggml.token_type must be a list of {number} integers, one for each token"
         )
@@ -228,8 +228,8 @@ def _build_spm(file: GGUFFile, tokens: list[str], vocab: dict[str, int]) -> Toke
     needs a ranked list, so every merge is ranked by the score of the token that it forms.
     Characters without a token become the tokens of their bytes.
 
-    Raises ``GGUFError`` if the scores or the types do not match the tokens, or a token has more
-    than ``MAX_TOKEN_CHARACTERS``.
+    Raises ``GGUFError`` if the scores or the types do not match the tokens, a token has more than
+    ``MAX_TOKEN_CHARACTERS``, or all have more than ``MAX_CHARACTERS``.
     """
     adds_space = _flag(file, "tokenizer.ggml.add_space_prefix", default=True)
     scores = file.metadata.get("tokenizer.ggml.scores")
@@ -241,8 +241,14 @@ def _build_spm(file: GGUFFile, tokens: list[str], vocab: dict[str, int]) -> Toke
             f"a token of SentencePiece has {longest} characters; the limit is "
             f"{MAX_TOKEN_CHARACTERS}"
         )
+    total = sum(map(len, tokens))
+    if total > MAX_CHARACTERS:
+        raise GGUFError(
+            f"the tokens of SentencePiece have {total} characters in all; the limit is "
+            f"{MAX_CHARACTERS}"
+        )
     kinds = _token_types(file)
-    unknown = [token for token, kind in zip(tokens, kinds, strict=False) if kind == UNKNOWN_TOKEN]
+    unknown = [token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN_TOKEN]
     try:
         built = Tokenizer(
             models.BPE(

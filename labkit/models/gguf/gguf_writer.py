@@ -15,10 +15,11 @@ from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
+from labkit.models import model_json
 from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES
 
-RECIPE_VERSION = 3  # part of the file's name: raise it when the file's content changes
+RECIPE_VERSION = 4  # part of the file's name: raise it when the file's content changes
 ARCHITECTURES = ("qwen3", "llama")
 INTERLEAVED = ("q_proj", "k_proj")  # matrices of llama whose rows are reordered
 GGUF_NAMES = {
@@ -30,7 +31,7 @@ GGUF_NAMES = {
 OPTION = "engine.server.command: {gguf}"
 REMEDY = "name a GGUF file in the command instead"
 DEFAULT_ROPE_THETA = 10_000.0  # of a llama whose config.json has none, as in mlx_lm
-NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # values of tokenizer.ggml.token_type
+NORMAL_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN = 1, 3, 4  # values of tokenizer.ggml.token_type
 
 
 def check_package() -> None:
@@ -52,6 +53,7 @@ def export_gguf(model_dir: Path) -> Path:
     _check_model(config)
     tokenizer = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))
     pre_tokenizer = _pre_tokenizer_name(tokenizer)
+    special_ids = _special_ids(model_dir, config)
     check_package()
     import gguf
 
@@ -61,7 +63,9 @@ def export_gguf(model_dir: Path) -> Path:
         with cache_dir.building_file(path) as temporary:
             writer = gguf.GGUFWriter(temporary, config["model_type"])
             _add_metadata(writer, config)
-            _add_tokenizer(writer, tokenizer, pre_tokenizer, config)
+            _add_tokenizer(writer, tokenizer, pre_tokenizer, config["vocab_size"])
+            for name, token in special_ids.items():
+                getattr(writer, f"add_{name}_token_id")(token)
             _write_tensors(writer, model_dir, config)
     return path
 
@@ -74,6 +78,7 @@ def _check_model(config: dict[str, Any]) -> None:
     reasons = {
         f"a quantised {kind}": bool(config.get("quantization")),
         f"{kind}": kind not in ARCHITECTURES,
+        f"{kind} without max_position_embeddings": model_json.max_context(config) is None,
         f"{kind} with RoPE scaling": is_scaled,
         # mlx_lm's qwen3 computes without windows.
         f"{kind} with sliding windows": kind == "llama"
@@ -82,9 +87,9 @@ def _check_model(config: dict[str, Any]) -> None:
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     require(
         reason is None,
-        f"{OPTION}: only {' and '.join(ARCHITECTURES)} models with floating-point weights, without "
-        "RoPE scaling and without sliding windows can be exported as GGUF, and this is "
-        f"{reason}; {REMEDY}",
+        f"{OPTION}: only {' and '.join(ARCHITECTURES)} models with floating-point weights and "
+        "max_position_embeddings, without RoPE scaling and without sliding windows can be "
+        f"exported as GGUF, and this is {reason}; {REMEDY}",
     )
 
 
@@ -145,6 +150,26 @@ def _patterns(parts: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
     return None
 
 
+def _special_ids(model_dir: Path, config: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of special tokens by llama.cpp's names: ``bos``, if any, ``eos`` and others.
+
+    ``eos`` is the tokenizer's EOS token, if it has one. Raises ``ConfigError`` if no token ends a
+    request. The message is one line.
+    """
+    own = model_json.read_tokenizer_eos(model_dir, OPTION)
+    ids = model_json.read_eos_token_ids(model_dir, OPTION)
+    ends = sorted((i for i in ids if i < config["vocab_size"]), key=lambda i: i not in own)
+    require(
+        bool(ends),
+        f"{OPTION}: the model has no token that ends a request (eos_token_id in its config.json), "
+        f"and llama.cpp would take token 11 for one; {REMEDY}",
+    )
+    # These are all the names for ends. llama.cpp finds further ones by their texts.
+    named = dict(zip(("eos", "eot", "eom"), ends, strict=False))
+    bos = config.get("bos_token_id")
+    return {"bos": bos, **named} if isinstance(bos, int) else named
+
+
 def _write_tensors(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
     """Write the file: all tensors in float32, after the metadata that the writer holds."""
     from labkit.models import safetensors_io
@@ -181,11 +206,11 @@ def _head_dim(config: dict[str, Any]) -> int:
 def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("labkit")
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(model_json.max_context(config))
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(config.get("num_key_value_heads") or config["num_attention_heads"])
     writer.add_key_length(_head_dim(config))
     writer.add_value_length(_head_dim(config))
     writer.add_rope_dimension_count(_head_dim(config))
@@ -197,23 +222,22 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _add_tokenizer(
-    writer: Any, tokenizer: dict[str, Any], pre_tokenizer: str, config: dict[str, Any]
+    writer: Any, tokenizer: dict[str, Any], pre_tokenizer: str, vocab_size: int
 ) -> None:
-    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    by_id = {number: word for word, number in tokenizer["model"]["vocab"].items()} | special
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(config["vocab_size"])]
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    kinds = {
+        i: CONTROL_TOKEN if token.get("special") else USER_DEFINED_TOKEN
+        for i, token in added.items()
+    }
+    by_id = {number: word for word, number in tokenizer["model"]["vocab"].items()}
+    by_id |= {i: token["content"] for i, token in added.items()}
     merges = [
         merge if isinstance(merge, str) else " ".join(merge)
         for merge in tokenizer["model"]["merges"]
     ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
-    writer.add_token_list(tokens)
-    writer.add_token_types(
-        [CONTROL_TOKEN if i in special else NORMAL_TOKEN for i in range(len(tokens))]
-    )
+    writer.add_token_list([by_id.get(i, f"[PAD{i}]") for i in range(vocab_size)])
+    writer.add_token_types([kinds.get(i, NORMAL_TOKEN) for i in range(vocab_size)])
     writer.add_token_merges(merges)
-    for add, key in ((writer.add_bos_token_id, "bos"), (writer.add_eos_token_id, "eos")):
-        if isinstance(config.get(f"{key}_token_id"), int):
-            add(config[f"{key}_token_id"])
     writer.add_add_bos_token(False)

@@ -117,16 +117,17 @@ def array_items(path: str) -> Iterator[tuple[str, Any]]:
         text, number = file.read(CHUNK_CHARACTERS).lstrip(SPACE), 0
         require(text.startswith("["), f"{path} is not a JSON array")
         text = _significant(file, text[1:])
-        while not text.startswith("]"):
+        has_more = not text.startswith("]")
+        while has_more:
             number += 1
             where = f"{path}, item {number}"
             item, text = _item(where, file, text, decoder)
             yield where, item
             text = _significant(file, text)
-            if not text.startswith("]"):
-                message = f"{path} is not a JSON array (a comma or ] is missing)"
-                require(text.startswith(","), message)
-                text = _significant(file, text[1:])
+            has_more = text.startswith(",")
+            message = f"{path} is not a JSON array (a comma or ] is missing)"
+            require(has_more or text.startswith("]"), message)
+            text = _significant(file, text[1:])
 
 
 def _item(where: str, file: IO[str], text: str, decoder: json.JSONDecoder) -> tuple[Any, str]:
