@@ -82,3 +82,11 @@ def test_an_engine_that_plans_no_memory_is_one_line(policies):
     match = r"^workload\.kind=headroom: .* engine=mlx_lm .* cannot be planned"
     with pytest.raises(ConfigError, match=match):
         memory_headroom_workload_kind.claim(own)
+
+
+def test_options_of_serving_alone_are_refused(policies):
+    first = memory_headroom_workload_kind.claim(policies("workload.num_requests=1")["auto"])
+    assert 0 < first.tokens < memory_headroom_workload_kind.claim(policies()["auto"]).tokens
+    match = r"workload\.temperature=0\.5: workload\.kind=headroom does not read it"
+    with pytest.raises(ConfigError, match=match):
+        policies("workload.temperature=0.5")
