@@ -100,7 +100,7 @@ VIDEO = ReadBy(KIND, ("video",))
 SCORING = ReadBy(KIND, ("scoring",))
 REPEATED = ReadBy(KIND, ("kernel", "video"))
 IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", "scoring", CLASS_PATH))
-request_option = partial(option, read_by=REQUESTS)
+request_option = partial(option, read_by=SERVED)
 kernel_option = partial(option, read_by=KERNEL)
 video_option = partial(option, read_by=VIDEO)
 scoring_option = partial(option, read_by=SCORING)
@@ -153,13 +153,14 @@ class Workload(Group, place="workload"):
         unit="percent",
         null_means="not reported",
     )
-    num_requests: int | None = request_option(
+    num_requests: int | None = option(
         None,
         "Number of requests to serve, from the first. 0: as many as design.time allows, at most "
-        "all; all if the command sets design.blocks, if each is a row, or if they arrive at once "
-        "or from a trace.",
+        "all; all if the command sets design.blocks, if each is a row, if they arrive at once or "
+        "from a trace, or if workload.kind is not requests.",
         ge=0,
         null_means="all",
+        read_by=REQUESTS,
     )
     concurrency: int | None = option(
         16,
@@ -180,7 +181,7 @@ class Workload(Group, place="workload"):
     per_request: bool = request_option(
         False, "Report every request as its own case, named by its text."
     )
-    step_trace: int | None = option(
+    step_trace: int | None = request_option(
         None,
         "Engine steps that every run traces: chunks, KV blocks and times. The runs of the first "
         "block store their traces, for python -m labkit.trace (docs/steps.md).",
@@ -188,12 +189,11 @@ class Workload(Group, place="workload"):
         le=MAX_TRACED_STEPS,
         unit="steps",
         null_means="none",
-        read_by=SERVED,
     )
     ignore_eos: bool = request_option(
         True, "Generate the full output length past the end-of-sequence token."
     )
-    cache_state: CacheState = option(CacheState.cold, read_by=REQUESTS)
+    cache_state: CacheState = option(CacheState.cold, read_by=SERVED)
     temperature: float = request_option(0.0, "Sampling temperature; 0: greedy.", ge=0)
     top_k: int = request_option(0, "Number of most likely tokens to sample from; 0: all.", ge=0)
     top_p: float = request_option(

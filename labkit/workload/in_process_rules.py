@@ -116,7 +116,7 @@ def _kept_servers(engines: Sequence[Engine]) -> str | None:
     return None
 
 
-# What kernels of arms that take turns in processes of their own may not differ in.
+# The rules for kernels of arms that take turns in processes of their own.
 OF_A_MACHINE: tuple[Rule, ...] = (
     _same(
         "budget.wired_collector",
@@ -124,9 +124,9 @@ OF_A_MACHINE: tuple[Rule, ...] = (
         "a machine has only one setting, which changes between runs",
     ),
 )
-# What engines that take turns in processes of their own may not differ in.
+# The rules for engines that take turns in processes of their own.
 LIVE_REQUESTS = (*OF_A_MACHINE, _kept_servers)
-# What kernels of arms in one process may not differ in.
+# The rules for kernels of arms in one process.
 OF_A_PROCESS: tuple[Rule, ...] = (
     _same("blas", lambda e: e.blas.value, "a process has only one, loaded before MLX"),
     _unset("memory_limit", "it limits the whole process"),
@@ -137,7 +137,7 @@ OF_A_PROCESS: tuple[Rule, ...] = (
         for name in (f"mlx.{item.name}" for item in dataclasses.fields(Mlx))
     ),
 )
-# What engines that serve in one process may not differ in.
+# The rules for engines that serve in one process.
 REQUESTS: tuple[Rule, ...] = (
     *OF_A_PROCESS,
     _no(

@@ -51,14 +51,17 @@ def test_auto_takes_what_its_requests_take(policies):
 def test_nothing_stops_auto_from_taking_more_than_there_is(policies):
     auto = memory_headroom_workload_kind.claim(policies("engine.budget.machine=sim_m1_8gb")["auto"])
     assert auto.taken > auto.total
+    (left,) = (m for m in memory_headroom_workload_kind.metrics(auto) if m.name == "left_pct")
+    assert left.repeats[0] < 0
 
 
 def test_records_say_the_claim_and_who_made_it(policies):
     arms = policies()
     turns = workload.load(list(arms.values()), None)
     measured = dict(zip(arms, turns.measure(lambda what: None), strict=True))
-    names = [metric.name for metric in measured["vllm"].cases[0].metrics]
-    assert names == ["taken_pct", "left_pct", "ceiling_pct", "kv_tokens"]
+    shares = {metric.name: metric.repeats[0] for metric in measured["vllm"].cases[0].metrics}
+    assert list(shares) == ["taken_pct", "left_pct", "ceiling_pct", "kv_tokens"]
+    assert shares["taken_pct"] + shares["left_pct"] == pytest.approx(100)
     assert "ceiling_pct" not in [m.name for m in measured["auto"].cases[0].metrics]
     assert measured["vllm"].counters["budget.vllm"] == 1
 
@@ -79,3 +82,11 @@ def test_an_engine_that_plans_no_memory_is_one_line(policies):
     match = r"^workload\.kind=headroom: .* engine=mlx_lm .* cannot be planned"
     with pytest.raises(ConfigError, match=match):
         memory_headroom_workload_kind.claim(own)
+
+
+def test_options_of_serving_alone_are_refused(policies):
+    first = memory_headroom_workload_kind.claim(policies("workload.num_requests=1")["auto"])
+    assert 0 < first.tokens < memory_headroom_workload_kind.claim(policies()["auto"]).tokens
+    match = r"workload\.temperature=0\.5: workload\.kind=headroom does not read it"
+    with pytest.raises(ConfigError, match=match):
+        policies("workload.temperature=0.5")

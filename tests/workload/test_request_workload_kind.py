@@ -97,9 +97,12 @@ def test_memory_is_at_most_that_of_the_pool_and_of_the_requests_that_run(facts):
     source = SimpleNamespace(lengths=lambda _: LENGTHS)
     two = RequestKind(source).estimate(replace(paced, engine=engine))
     assert two.bytes == other + 1000 * (112 + 80)
-    own = replace(engine, name="mine.plain:Plain")  # its rows are its own
-    three = RequestKind(source).estimate(replace(paced, engine=own))
-    assert three.bytes == other + 1000 * (112 + 80 + 64)
+    many = SimpleNamespace(lengths=lambda _: [(100, 10)] * 1000)
+    all_of_them = replace(paced, workload=replace(paced.workload, num_requests=None))
+    for name in ("openai", "mine.plain:Plain"):  # few of an open loop's requests are in flight
+        unknown = replace(all_of_them, engine=replace(paced.engine, name=name))
+        sixteen = RequestKind(many).estimate(unknown)
+        assert sixteen.bytes == other + 1000 * 16 * 112, name
 
 
 def test_requests_beyond_the_batch_rows_wait_and_take_no_memory(facts):

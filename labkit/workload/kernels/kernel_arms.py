@@ -97,7 +97,7 @@ class KernelArms:
         kinds: set[str] = set()
         for index, arm in enumerate(arms):
             with context.turn(index):
-                kinds.add(arm.make_backend().arrays)
+                kinds.add(_array_kind(arm.make_backend()))
         dtype = arms[0].workload.dtype
         self.queue = make_queue(dtype) if "mlx" in kinds else None
         memory = kernel_cases.allocate(
@@ -125,8 +125,9 @@ class KernelArms:
         """Plan one arm's batch of a case, on a backend of its own."""
         size = arm.geometry(case)
         backend = arm.make_backend()
-        queue = self.queue if backend.arrays == "mlx" else None
-        arrays = self.memory[backend.arrays].view(size, arm.workload)
+        kind = _array_kind(backend)
+        queue = self.queue if kind == "mlx" else None
+        arrays = self.memory[kind].view(size, arm.workload)
         if queue is not None:
             queue.wait([arrays.q, arrays.k_pool, arrays.v_pool])
         backend.adopt([arrays.k_pool], [arrays.v_pool])
@@ -243,6 +244,11 @@ class KernelArms:
                 return number
             fastest = min(fastest, total)
         return max_rounds
+
+
+def _array_kind(backend: PagedBackend) -> str:
+    """Return the kind of arrays that a backend gets: NumPy's if it takes any."""
+    return "mlx" if backend.arrays == "mlx" else "numpy"
 
 
 def cache_states(state: State, arms: int) -> tuple[State, ...]:

@@ -203,11 +203,11 @@ def _max_in_flight(experiment: Experiment, count: int) -> int:
     """Return how many of ``count`` requests may be in flight at a time.
 
     If a rate or a trace sets the arrivals, the number of requests in flight depends on the engine's
-    speed, and the number of those that may run is returned.
+    speed. Then the number of batch rows is returned: the most that labkit's engines and mlx_lm run,
+    and a guess for a server or an engine of the user's own, whose limits labkit does not know.
     """
-    if experiment.workload.arrivals.is_paced:
-        return _max_running(experiment, count)
-    return min(experiment.workload.concurrency or count, count)
+    workload, rows = experiment.workload, experiment.engine.scheduler.max_num_seqs
+    return min(rows if workload.arrivals.is_paced else workload.concurrency or count, count)
 
 
 def _max_running(experiment: Experiment, in_flight: int) -> int:
