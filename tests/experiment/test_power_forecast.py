@@ -302,6 +302,19 @@ def test_a_plan_counts_the_rounds_of_its_own_arms(tmp_path, monkeypatch):
     assert blocks[1] < 0.7 * blocks[0]
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_plan_counts_the_runs_of_its_own_blocks(tmp_path, monkeypatch, runs):
+    """A block of two runs per arm takes twice as long as one of one."""
+    study = Path("o"), {"arms": [{}] * 3, "design": {"runs_per_block": 2}, "rows": []}
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way=None: iter([study]))
+    monkeypatch.setattr(noise_history, "median_block_s", lambda folder: 12.0)
+    typed = ["ablation=seq_map", "workload=kernel_decode", "workload.repeats=15"]
+    design = [f"design.runs_per_block={runs}", "design.isolation=process", "design.time=120"]
+    plan = plan_of(composed_of(*typed, *design), tmp_path)
+    assert plan.timing == (f"a block takes {6 * runs} s",)
+    assert plan.seconds == pytest.approx(120)
+
+
 def test_a_process_that_arms_share_starts_once(tmp_path):
     shared = planned(tmp_path, "design.isolation=in_process")
     apart = planned(tmp_path, "design.isolation=process")

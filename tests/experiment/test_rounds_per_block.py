@@ -40,7 +40,7 @@ class Study:
         self.now, self.sds, self.slowness, self.shift = now, sds, slowness, shift
         self.rng, self.began = np.random.default_rng(5), now[0]
         design = Design(time=time_s, blocks=0)
-        planned = blocks or allocate(pilot.pooled, design, 1, time_s).blocks
+        planned = blocks or allocate(pilot.pooled, design, 1, 3, time_s).blocks
         self.cell = SimpleNamespace(
             design=replace(design, blocks=planned),
             tested_arms=1,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.config import Design, Isolation
+from labkit.config import Design, Isolation, PlannedLook
 from labkit.experiment.compose.reachable_looks import fewest_blocks, planned_looks
-from labkit.experiment.schedule.blocks_per_cell import lines_of
+from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of
 from labkit.experiment.schedule.time_allocation import (
     LIKELY,
     MIN_ROUNDS_TO_DECIDE,
@@ -31,7 +31,7 @@ HEAVY = CasePilot("heavy", 1.0, 1.5, 0.10, 3)
 
 
 def shares(pilot, time_s, arms=1, blocks=None):
-    allocation = allocate(pilot, DESIGN, arms, time_s, blocks)
+    allocation = allocate(pilot, DESIGN, arms, arms + 2, time_s, blocks)
     return allocation, {share.case: share for share in allocation.cases}
 
 
@@ -47,26 +47,50 @@ def test_cheap_cases_are_decided_and_the_one_out_of_reach_gets_a_few_rounds():
 def test_arms_in_processes_of_their_own_vary_more_and_need_more_blocks():
     pilot = CellPilot(1.0, (CasePilot("noisy", 0.02, 0.02, 0.1, 50),))
     shared, apart = (
-        allocate(pilot, replace(DESIGN, isolation=isolation), 1, 60)
+        allocate(pilot, replace(DESIGN, isolation=isolation), 1, 3, 60)
         for isolation in (Isolation.in_process, Isolation.live)
     )
     assert shared.cases[0].p_decided > 0.9 and apart.cases[0].p_decided < 0.8
     assert apart.blocks > shared.blocks and apart.cases[0].rounds < shared.cases[0].rounds
 
 
-@pytest.mark.parametrize("isolation", Isolation)
-def test_no_decision_of_separate_processes_is_forecast(isolation):
+TURNS = Isolation.in_process
+
+
+@pytest.mark.parametrize(
+    ("isolation", "sweep", "roles", "forecasts"),
+    [
+        (TURNS, {}, ("baseline", "arm", "control"), True),
+        (Isolation.live, {}, ("baseline", "arm", "control"), True),
+        (Isolation.process, {}, ("baseline", "arm", "control"), False),
+        (TURNS, {"engine.threads": [1, 2]}, ("baseline", "arm", "control"), False),
+        (TURNS, {}, ("baseline", "control"), False),
+    ],
+)
+def test_decisions_are_forecast_of_arms_that_are_compared_in_turns(
+    isolation, sweep, roles, forecasts
+):
+    """Nobody asks whether the settings of a sweep, or a baseline and its copy, are equivalent."""
     design = replace(DESIGN, blocks=12, isolation=isolation)
-    cell = SimpleNamespace(design=design, counts_units=False)
-    line, *_ = lines_of(cell, allocate(CellPilot(1.0, tuple(LIGHT)), design, 1, 60), 60)
-    assert ("expected to be decided" in line) == (isolation is not Isolation.process)
+    arms = [SimpleNamespace(role=role) for role in roles]
+    cell = SimpleNamespace(design=design, counts_units=False, sweep=sweep, arms=arms)
+    line, *_ = lines_of(cell, allocate(CellPilot(1.0, tuple(LIGHT)), design, 1, 3, 60), 60)
+    assert ("expected to be decided" in line) == forecasts
+
+
+def test_a_pilot_that_took_all_the_time_leaves_none():
+    arms = [SimpleNamespace(role=role) for role in ("baseline", "arm", "control")]
+    cell = SimpleNamespace(design=DESIGN, counts_units=False, sweep={}, arms=arms)
+    allocation = allocate(CellPilot(1.0, tuple(LIGHT)), DESIGN, 1, 3, -8.0)
+    *_, line = lines_of(cell, allocation, -8.0)
+    assert line.startswith("this is longer than design.time, which leaves 0:00: ")
 
 
 @pytest.mark.parametrize("time_s", [8 * 3600, None])
 def test_no_block_takes_longer_than_its_processes_may(time_s):
     heavies = tuple(CasePilot(f"heavy {i}", 0.4, 0.5, 0.02 * (i + 1), 9) for i in range(10))
     design = replace(DESIGN, timeout_s=100)
-    allocation = allocate(CellPilot(1.0, heavies), design, 1, time_s)
+    allocation = allocate(CellPilot(1.0, heavies), design, 1, 3, time_s)
     assert allocation.seconds / allocation.blocks <= 3 * 100 / 2
 
 
@@ -75,6 +99,28 @@ def test_with_enough_time_every_case_is_decided():
     assert allocation.expected_decisions > 3.5 and by_case["heavy"].p_decided >= LIKELY
     unlimited, _ = shares(CellPilot(1.0, (HEAVY, *LIGHT)), None)
     assert unlimited.expected_decisions > 3.5 and math.isfinite(unlimited.seconds)
+
+
+def test_the_last_look_has_the_alpha_that_the_earlier_ones_leave():
+    """A plan of design=sequential, whose last look has 0.02 of 0.05, counted on 0.04."""
+    early = [PlannedLook(blocks, 0.01) for blocks in (8, 12, 20)]
+    pilot, needed = CellPilot(1.0, (replace(HEAVY, sd=0.2),)), []
+    for looks, blocks in ((early, 30), ([], 30), ([], 0)):
+        design = replace(DESIGN, blocks=blocks, looks=looks)
+        (share,) = divide(pilot, design, 1, 1, 600, 30).cases
+        needed.append(share.needed_s)
+    sequential, typed, of_time = needed
+    assert sequential > of_time > typed
+
+
+def test_the_rounds_of_a_sweep_give_each_setting_every_position_equally_often():
+    cell = SimpleNamespace(
+        design=replace(DESIGN, blocks=12), blocks_from_time=False, counts_units=False,
+        tested_arms=1, arms=[None] * 9,
+    )  # fmt: skip
+    pilot = CellPilot(1.0, (CasePilot("long", 0.1, 0.1, 0.05, 20), *LIGHT))
+    rounds = [share.rounds for share in allocation_of(cell, pilot, 300).cases]
+    assert all(count % 9 == 0 for count in rounds), rounds
 
 
 def test_equal_cases_get_equal_rounds_and_noisier_ones_more():
@@ -100,7 +146,7 @@ def test_the_cheapest_are_decided_first_and_the_next_one_gets_a_good_part_or_not
 def test_what_finished_blocks_lack_the_others_make_up_for():
     pilot, few = CellPilot(0.5, (HEAVY, *LIGHT)), {LIGHT[0].case: [9] * 6, LIGHT[1].case: [60] * 6}
     measured = Measured(6, few, {HEAVY.case, LIGHT[2].case})
-    behind, ahead = divide(pilot, DESIGN, 1, None, 12, measured).cases
+    behind, ahead = divide(pilot, DESIGN, 1, 3, None, 12, measured).cases
     assert (behind.case, ahead.case) == (LIGHT[0].case, LIGHT[1].case)
     assert behind.rounds > 2 * ahead.rounds and behind.blocks == ahead.blocks == 12
 
@@ -172,7 +218,7 @@ def test_three_rounds_of_a_case_do_not_make_it_noiseless():
 )
 def test_a_study_takes_its_time_or_the_least_that_can_claim_something(cases, start_s, time_s, arms):
     pilots = tuple(CasePilot(str(i), *case, 5) for i, case in enumerate(cases))
-    allocation = allocate(CellPilot(start_s, pilots), DESIGN, arms, time_s)
+    allocation = allocate(CellPilot(start_s, pilots), DESIGN, arms, arms + 2, time_s)
     least = fewest_blocks(DESIGN, arms)
     least_s = least * (start_s + sum(case.warm_up_s + case.round_s for case in pilots))
     assert allocation.seconds <= max(time_s, least_s) * (1 + 1e-9)

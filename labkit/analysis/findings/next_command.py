@@ -31,7 +31,8 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
     """Return the command that finishes, repairs or decides a cell, or None.
 
     None if the cell's question is answered, if no affordable number of blocks would answer it (also
-    because a gate fails for every arm), or if the cell's overrides are not recorded.
+    because a gate fails for every arm), if that number is not known, as in a sweep, or if the
+    cell's overrides are not recorded.
     """
     overrides = _overrides(analysis)
     if not overrides or analysis.all_computed:
@@ -50,6 +51,8 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
         size = ("design=", "design.runs_per_block=", *DESIGN_SIZE)
         kept = [o for o in overrides if not o.lstrip("+~").startswith(size)]
         return _command(analysis, [*kept, "design=standard"], "run enough blocks for a verdict")
+    if analysis.data.sweep:
+        return None  # how many blocks leave one best setting is not known
     return _more_blocks(analysis, overrides)
 
 
@@ -74,7 +77,12 @@ def _overrides(analysis: CellAnalysis) -> Sequence[str]:
 
 
 def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextCommand | None:
-    """Return the command of a study that decides undecided primary rows, or None if none can."""
+    """Return the command of a study that decides undecided primary rows, or None if none can.
+
+    It fixes the blocks, because more time gives a design that fixes them no more, and kernels at
+    most 24. Where the requests of a run have followed from the time, the blocks do, too: runs of a
+    fixed number of blocks serve all requests.
+    """
     data = analysis.data
     undecided = [
         one
@@ -89,14 +97,16 @@ def _more_blocks(analysis: CellAnalysis, overrides: Sequence[str]) -> NextComman
     estimates = {case: s for case, s in data.design.estimates.items() if s <= MAX_TIME_S}
     if known and max(known) <= done:
         known = []
+    size = list[str]()
     if time_s is not None and (known or estimates):
         affordable = [need for need in known if need * time_s / done <= MAX_TIME_S]
         known = affordable or ([min(known)] if known else [])
         needed_s = max(known, default=done) * time_s / done + sum(estimates.values())
         size = [f"design.time={math.ceil(needed_s / 60)}m"]
-    elif known:
-        size = [f"design.blocks={max(known)}", "design.looks=[]"]
-    else:
+    if known:
+        blocks = max(known) if data.design.units is None else 0
+        size = [f"design.blocks={blocks}", "design.looks=[]", *size]
+    if not size:
         return None
     kept = [o for o in overrides if not o.startswith(DESIGN_SIZE)]
     noun = "row" if len(data.treatment_arms) == 1 else "comparison"

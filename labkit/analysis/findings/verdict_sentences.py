@@ -43,13 +43,12 @@ OF_OUTPUTS = {"pass": ("equivalent", "as claimed"), "fail": ("invalid", "not as 
 
 @dataclass(frozen=True)
 class CellPhrases:
-    """The phrases that every sentence of a cell repeats. Finding them needs all of its rows.
+    """The phrases that the sentences of a cell repeat. Finding them needs all of its rows.
 
-    ``test_method`` is ``exact``, or ``Monte Carlo, 100,000 draws``. It is the same for all rows,
-    because a row that lacks a block is tested under the relabellings of the complete rows.
+    ``test_methods``: see :func:`method_texts`.
     """
 
-    test_method: str
+    test_methods: Mapping[int, str]
     identity: str
     margin: str
 
@@ -58,22 +57,33 @@ def cell_phrases(cell: Cell, claim: str) -> CellPhrases:
     """Return the phrases of a cell whose outputs were claimed to be ``claim``."""
     compared = cell.gates["identical"].status == "pass" and claim in IDENTITY_CLAIMS
     return CellPhrases(
-        method_text(cell, "exact"),
+        method_texts(cell, "exact"),
         IDENTITY_CLAIMS[claim] if compared else "outputs not compared",
         f"±{cell.design.margin_pct:g} %",
     )
 
 
-def method_text(cell: Cell, all_of: str) -> str:
-    """Return ``Monte Carlo, 100,000 draws`` if relabellings were sampled, else ``exact``.
+def method_texts(cell: Cell, all_of: str) -> dict[int, str]:
+    """Return how rows are tested, by the largest number of blocks that such a row has.
 
-    ``all_of``: what to write of an exact test instead, with ``{}`` for their number.
+    That is ``Monte Carlo, 100,000 draws`` if relabellings were sampled, else ``all_of`` (``{}`` is
+    their number). Rows that a look stopped, and arms that it dropped, have its blocks. A row that
+    lacks a block is tested under the relabellings of the complete rows.
     """
-    blocks = max((one.blocks for one in cell.comparisons), default=0)
-    if not blocks:
-        return "exact"
-    labels = relabellings(blocks, cell.design.runs_per_block)
-    return (all_of if labels.exact else "Monte Carlo, {} draws").format(f"{labels.count:,}")
+    looks = (one for one in cell.design.looks_taken if one.get("stopped") or "kept" in one)
+    numbers = {int(look["blocks"]) for look in looks}
+    numbers.add(max((one.blocks for one in cell.comparisons), default=0))
+    texts = dict[int, str]()
+    for blocks in sorted(numbers - {0}):
+        labels = relabellings(blocks, cell.design.runs_per_block)
+        text = all_of if labels.exact else "Monte Carlo, {} draws"
+        texts[blocks] = text.format(f"{labels.count:,}")
+    return texts
+
+
+def method_of(texts: Mapping[int, str], one: Comparison) -> str:
+    """Return how a comparison was tested, one of :func:`method_texts`."""
+    return next((text for blocks, text in texts.items() if one.blocks <= blocks), "exact")
 
 
 def computed_text(row: Row, comparison: Comparison) -> str:
@@ -124,9 +134,10 @@ def _evidence(phrases: CellPhrases, one: Comparison, directed: bool) -> str:
     effect = one.effect_pct or 0.0
     start = "" if directed else f"{percent_text(effect)}, "
     adjusted, alone = (_ends(ci, effect, directed) for ci in (one.ci_pct, one.ci_raw_pct))
+    method = method_of(phrases.test_methods, one)
     return (
         f"{start}adjusted {one.level_text} CI {adjusted}, adjusted p = {p_text(one.p_adjusted)}; "
-        f"this row alone {alone}, p = {p_text(one.p)} ({phrases.test_method}); "
+        f"this row alone {alone}, p = {p_text(one.p)} ({method}); "
         f"{count_text(one.blocks, 'block')}{as_measured_text(one, directed)}"
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, broken_name, if_known
 from labkit.analysis.findings.effect_wording import verdict_word
-from labkit.analysis.findings.verdict_sentences import method_text
+from labkit.analysis.findings.verdict_sentences import method_of, method_texts
 from labkit.analysis.model.cell_model import Cell, PublishedRow
 from labkit.analysis.model.result_row import Comparison, Row, row_name
 from labkit.analysis.number_format import (
@@ -251,10 +251,14 @@ def _published_column(
 def _notes(cell: Cell, has_published: bool) -> list[str]:
     source = published_source(cell) if has_published else None
     notes, arms = [source] if source else [], cell.compared_arms
-    of_arms = (c for row in cell.primary_rows for c in row.comparisons if c.arm in arms)
+    of_arms = [c for row in cell.primary_rows for c in row.comparisons if c.arm in arms]
     smallest_p_values = [c.p_floor for c in of_arms if c.p_floor]
     if smallest_p_values:
-        method = method_text(cell, "all {} relabellings")
+        texts = method_texts(cell, "all {} relabellings")
+        used = {method_of(texts, c) for c in of_arms if c.p_floor}
+        # Of exact tests, the largest number: rows that a look decided have fewer relabellings.
+        kinds = {text.split()[0]: text for text in texts.values() if text in used}
+        method = " or ".join(kinds.values())
         own = " but estimates, whose intervals are their own,"
         rows = f"rows{own if cell.design.estimates else ''}"
         earlier = ", at its own level where an earlier look decided the row"

@@ -167,12 +167,11 @@ def allocation_of(
     ``limits``: those of the units of a run, by default the workload's.
     """
     blocks = None if cell.blocks_from_time else cell.design.blocks
+    design, arms = cell.design, cell.tested_arms
     if cell.counts_units and time_s is not None:
         limits = limits or UnitLimits.of(cell)
-        return requests_per_run.allocate_units(
-            pilot, cell.design, cell.tested_arms, time_s, limits, blocks
-        )
-    return time_allocation.allocate(pilot.pooled, cell.design, cell.tested_arms, time_s, blocks)
+        return requests_per_run.allocate_units(pilot, design, arms, time_s, limits, blocks)
+    return time_allocation.allocate(pilot.pooled, design, arms, len(cell.arms), time_s, blocks)
 
 
 def blocks_within(cell: ReadyCell, block_s: float) -> Allocation:
@@ -305,8 +304,10 @@ def lines_of(
 
     ``limits``: those of the units of a run, by default the workload's.
     """
-    # Separate processes vary by more than a pilot sees, and how much is each machine's own.
-    forecasts = cell.design.isolation is not Isolation.process
+    # Equivalence is forecast: a baseline alone and a sweep do not ask about it, and separate
+    # processes vary by more than a pilot sees, each machine's by another amount.
+    compares = not cell.sweep and any(arm.role == "arm" for arm in cell.arms)
+    forecasts = compares and cell.design.isolation is not Isolation.process
     if cell.counts_units:
         limits = limits or UnitLimits.of(cell)
         return requests_per_run.unit_lines(allocation, limits, time_s, forecasts)
@@ -320,13 +321,12 @@ def _allocation_lines(
     cases, blocks = allocation.cases, allocation.blocks
     likely = [share for share in cases if share.p_decided >= time_allocation.LIKELY]
     decided = (
-        f"{len(likely)} of {count_text(len(cases), 'row')} are expected to be decided if the arms "
-        f"do not differ ({time_allocation.LIKELY:.0%} or more each)"
+        f": {len(likely)} of {count_text(len(cases), 'row')} are expected to be decided if the "
+        f"arms do not differ ({time_allocation.LIKELY:.0%} or more each)"
     )
     yield (
         f"{count_text(blocks, 'process') if blocks == 1 else f'{blocks} processes'}, about "
-        f"{format_duration(allocation.seconds)}: "
-        f"{decided if forecasts else 'how many rows separate processes decide is not known'}"
+        f"{format_duration(allocation.seconds)}{decided if forecasts else ''}"
     )
     out_of_reach = [
         f"{share.case} (would take {format_duration(share.needed_s)})"
@@ -337,6 +337,6 @@ def _allocation_lines(
         yield f"estimates only: {'; '.join(out_of_reach)}"
     if time_s is not None and allocation.seconds > 1.05 * time_s:
         yield (
-            f"this is longer than design.time, which leaves {format_duration(time_s)}: with fewer "
-            "processes or rounds nothing could be claimed"
+            f"this is longer than design.time, which leaves {format_duration(max(0.0, time_s))}: "
+            "with fewer processes or rounds nothing could be claimed"
         )

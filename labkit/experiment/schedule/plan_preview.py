@@ -138,7 +138,8 @@ def _timing(
         return cell, None
     time_s = cell.design.time
     for folder, manifest in history.studies(composed, cell.design.isolation):
-        share = len(cell.arms) / len(manifest["arms"])
+        runs = len(manifest["arms"]) * int(manifest["design"]["runs_per_block"])
+        share = len(cell.arms) * cell.design.runs_per_block / runs
         pilot = blocks_per_cell.earlier_pilot(folder) if cell.rounds_from_time else None
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:

@@ -66,7 +66,7 @@ class RoundPlanner:
         measured = Measured(self._blocks, self._rounds, ended)
         design = self.cell.design
         allocation = time_allocation.divide(
-            pilot, design, self.cell.tested_arms, left_s, design.blocks, measured
+            pilot, design, self.cell.tested_arms, arms, left_s, design.blocks, measured
         )
         rounds = {
             share.case: time_allocation.balanced(share.rounds, arms)

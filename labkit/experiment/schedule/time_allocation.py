@@ -29,11 +29,7 @@ from scipy.special import ndtr, ndtri, stdtrit
 from labkit.analysis.statistics.power import attained_alpha
 from labkit.config import Design, Isolation
 from labkit.experiment.cell import MAX_ROUNDS
-from labkit.experiment.compose.reachable_looks import (
-    LOOK_ALPHA_SHARE,
-    MIN_BLOCKS_WITH_LOOK,
-    fewest_blocks,
-)
+from labkit.experiment.compose.reachable_looks import fewest_blocks, planned_looks
 from labkit.workload.workload_protocols import CasePilot
 
 PROCESS_SD = 0.008  # log ratio: 0.5 to 1 % in processes of 20 to 1,000 rounds
@@ -137,14 +133,21 @@ class Measured:
 
 
 def allocate(
-    pilot: CellPilot, design: Design, arms: int, time_s: float | None, blocks: int | None = None
+    pilot: CellPilot,
+    design: Design,
+    arms: int,
+    turns: int,
+    time_s: float | None,
+    blocks: int | None = None,
 ) -> Allocation:
     """Return the division of ``time_s`` seconds that decides most cases; None: all they need.
 
-    ``arms``: how many are tested together. ``blocks``: the number of processes, if it is fixed.
+    ``arms``: how many are tested together. ``turns``: how many a round has, one for each arm.
+    ``blocks``: the number of processes, if it is fixed.
     """
     counts = [blocks] if blocks is not None else range(fewest_blocks(design, arms), MAX_BLOCKS + 1)
-    return best_allocation([divide(pilot, design, arms, time_s, n) for n in counts], time_s)
+    options = [divide(pilot, design, arms, turns, time_s, n) for n in counts]
+    return best_allocation(options, time_s)
 
 
 def best_allocation(options: Sequence[Allocation], time_s: float | None) -> Allocation:
@@ -164,6 +167,7 @@ def divide(
     pilot: CellPilot,
     design: Design,
     arms: int,
+    turns: int,
     time_s: float | None,
     blocks: int,
     measured: Measured = Measured(),
@@ -172,7 +176,7 @@ def divide(
 
     The shares are those of the cases that have not ended.
     """
-    errors = _Errors.of(design, arms, blocks, len(pilot.cases))
+    errors = _Errors.of(design, arms, blocks, len(pilot.cases), turns)
     few, left = min(fewest_blocks(design, arms), blocks), blocks - measured.blocks
     needs = [
         _Need.of(case, errors, left, few, measured.rounds.get(case.case, ()))
@@ -181,9 +185,9 @@ def divide(
     ]
     least_s = left * pilot.start_s + sum(need.estimate_s for need in needs)
     # A launch has a run of every arm, and is killed after design.timeout_s for each of them.
-    most_s = left * TIMEOUT_SHARE * design.timeout_s * errors.turns
+    most_s = left * TIMEOUT_SHARE * design.timeout_s * turns
     budget_s = math.inf if time_s is None else min(time_s, most_s) - least_s
-    rounds = _rounds(needs, budget_s, errors.turns)
+    rounds = _rounds(needs, budget_s, turns)
     shares = [need.share(rounds.get(need.case.case), errors, blocks) for need in needs]
     costs = (
         need.seconds(rounds[need.case.case]) if need.case.case in rounds else need.estimate_s
@@ -191,7 +195,7 @@ def divide(
     )
     seconds = left * pilot.start_s + sum(costs)
     if time_s is None and seconds > most_s:
-        return divide(pilot, design, arms, most_s, blocks, measured)
+        return divide(pilot, design, arms, turns, most_s, blocks, measured)
     return Allocation(blocks, tuple(shares), seconds)
 
 
@@ -315,7 +319,7 @@ class _Need:
 
 def p_decided(design: Design, arms: int, blocks: int, sd: float, rounds: int) -> float:
     """Return the probability that a single case is decided if the arms do not differ."""
-    return _Errors.of(design, arms, blocks, 1).p_decided(sd, blocks * (rounds,))
+    return _Errors.of(design, arms, blocks, 1, turns=1).p_decided(sd, blocks * (rounds,))
 
 
 @dataclass(frozen=True)
@@ -330,13 +334,15 @@ class _Errors:
     process_sd: float  # what rounds do not average out, as a log ratio
 
     @classmethod
-    def of(cls, design: Design, arms: int, blocks: int, cases: int) -> _Errors:
-        alpha = design.alpha * (1 - LOOK_ALPHA_SHARE * (blocks >= MIN_BLOCKS_WITH_LOOK))
+    def of(cls, design: Design, arms: int, blocks: int, cases: int, turns: int) -> _Errors:
+        known = blocks == design.blocks  # else the looks are still to follow from the time
+        looks = design.all_looks if known else planned_looks(design, arms, blocks)
+        alpha = looks[-1].alpha if looks else design.alpha
         level = attained_alpha(blocks, design.runs_per_block, alpha / arms) / max(1, cases)
         runs = blocks * design.runs_per_block
         df = blocks * (2 * design.runs_per_block - 1) - 1
         critical = float(stdtrit(df, 1 - level / 2)) if level > 0 else math.inf
-        turns, margin = arms + 1 + design.control, math.log1p(design.margin_pct / 100)
+        margin = math.log1p(design.margin_pct / 100)
         process_sd = APART_SD if design.isolation in APART else PROCESS_SD
         return cls(runs, design.runs_per_block, critical, margin, turns, process_sd)
 

@@ -2,13 +2,16 @@
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 
 import pytest
 
+from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.next_command import MAX_BLOCKS, next_command
+from labkit.cli import hydra_arguments, study_composer
 
 NAME = "study/ablation=seq_map,engine=paged"
 
@@ -104,17 +107,34 @@ def test_undecided_rows_ask_for_more_blocks_in_a_new_study(make_cell):
     assert f"a new study of about {blocks} blocks would detect" in one.reason
 
 
-def test_a_study_whose_size_follows_from_its_time_asks_for_more_time(make_cell):
-    cell = make_cell(NAME, effects={"seq_map": 1.01}, noise=0.03, cases=("one",), seed=3)
-    words, _ = command(cell)
-    (blocks,) = (int(w.partition("=")[2]) for w in words if w.startswith("design.blocks="))
+@pytest.mark.parametrize("units", [None, 16])
+@pytest.mark.parametrize("design", ["standard", "sequential"])
+def test_a_study_that_takes_its_time_asks_for_the_blocks_that_it_needs_too(
+    make_cell, design, units
+):
+    """More time gave design=sequential no more blocks, and kernels at most 24."""
+    name = f"{NAME},design={design}"
+    cell = make_cell(name, effects={"seq_map": 1.01}, noise=0.03, cases=("one",), seed=3)
     manifest = json.loads((cell / "cell.json").read_text())
-    manifest["design"]["time_s"] = 120.0
+    manifest["design"] |= {"time_s": 120.0, "units": units}
     (cell / "cell.json").write_text(json.dumps(manifest))
     words, _ = command(cell)
-    done = len(analyse(cell).data.blocks_done)
-    assert f"design.time={math.ceil(2 * blocks / done)}m" in words
-    assert not any(word.startswith(("design.blocks", "design.looks")) for word in words)
+    (one,) = [one for one in analyse(cell).cell.comparisons if one.arm == "seq_map"]
+    need = int(re.search(r"study of about (\d+) blocks", one.reason)[1])
+    study_composer.register()
+    (composed,) = study_composer.compose_cells(hydra_arguments.parse(words[3:]))
+    found = composed.experiment.design
+    assert found.time == 60 * math.ceil(2 * need / 4) and found.looks == []
+    assert (found.name, found.blocks) == (design, need if units is None else 0)
+
+
+def test_how_many_blocks_leave_one_setting_of_a_sweep_is_not_known(make_cell):
+    """A sweep asked for the blocks that a comparison with its baseline would need."""
+    cell = make_cell(NAME, effects={"seq_map": 1.01}, noise=0.03, cases=("one",), seed=3)
+    manifest = json.loads((cell / "cell.json").read_text())
+    manifest["sweep"] = {"engine.attention.resolver": ["binary_search", "seq_map"]}
+    (cell / "cell.json").write_text(json.dumps(manifest))
+    assert not is_decided(analyse(cell).best) and command(cell) is None
 
 
 def test_estimates_ask_for_the_time_that_they_would_take(make_cell):

@@ -211,6 +211,8 @@ def test_a_row_that_an_earlier_look_decided_shows_its_level(make_cell, capsysbin
     assert "adjusted 96 % CI (%)" in lines[0] and second[0] == "| prefill, 8 × 512"
     assert "99 %" not in first[4] and second[4].endswith(" (99 %)")
     assert "Bars: adjusted 96 % and 99 % intervals" in printed(capsysbinary, path.parent, "html")
+    assert "(all 1,296 relabellings or Monte Carlo, 100,000 draws), adjusted over" in text
+    assert "(Monte Carlo, 100,000 draws); 8 blocks" in text and "(exact); 4 blocks" in text
     out = io.StringIO()
     print_cell(path, Console(width=200, file=out))
     assert f"{second[4].replace(' to ', ', ')} " in out.getvalue()
