@@ -21,7 +21,6 @@ READERS = {
         for lengths in ("input", "output")
         for end in ("low", "high")
     },
-    "engine.server.args": "OpenAIServer.command_line",
     "engine.server.start_timeout_s": "OpenAIServer.start_limit_s",
     **{
         f"ablation.claims.quality.{name}": "QualityLimits.limits"

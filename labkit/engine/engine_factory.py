@@ -183,7 +183,8 @@ def _assemble(
     run_draft = None
     if draft:
         run_draft = ModelRunner(draft.forward, kv_cache, draft_counters, replay=replay)
-    scheduler = Scheduler(options.scheduler, kv_cache.manager, prepared.loaded.eos_token_ids)
+    eos_token_ids = prepared.loaded.eos_token_ids
+    scheduler = Scheduler(options.scheduler, kv_cache.manager, eos_token_ids)
     loop = StepLoop(
         options.pipeline,
         scheduler,
@@ -192,7 +193,9 @@ def _assemble(
             options.decode_shape, options.max_decode_rows, counters, options.decode_sizes
         ),
         create_launcher(options.pipeline, run_model, counters),
-        speculation.create(options, kv_cache.manager, run_draft, counters, vocab_size),
+        speculation.create(
+            options, kv_cache.manager, run_draft, counters, vocab_size, eos_token_ids
+        ),
         counters,
         schedule_check,
     )

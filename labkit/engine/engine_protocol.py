@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 NO_TOKEN = -1
+MOST_DEFERRED = 64  # functions whose amounts wait for the next reading of the counters
 
 
 class EngineError(ValueError):
@@ -133,8 +134,13 @@ class Counters:
             values[name] += amount
 
     def defer(self, amounts: Callable[[], Mapping[str, float]]) -> None:
-        """Call ``amounts`` when the counters are next read, and add the result then."""
+        """Call ``amounts`` when the counters are next read, and add the result then.
+
+        If too many functions wait, the oldest is called now.
+        """
         self._deferred.append(amounts)
+        if len(self._deferred) > MOST_DEFERRED:
+            self.add_all(self._deferred.pop(0)())
 
     def flush(self) -> None:
         """Call the deferred functions and add their amounts now."""

@@ -188,7 +188,8 @@ def make_engine(
     if proposer is not None:
         proposer = NgramProposer(1, 3) if proposer == "ngram" else proposer
         budget = scheduling.max_num_batched_tokens
-        speculation = DraftVerifier(proposer, num_drafts, budget, cache, counters)
+        eos = frozenset({EOS})
+        speculation = DraftVerifier(proposer, num_drafts, budget, cache, counters, eos)
     rows = scheduling.max_num_seqs * (1 + num_drafts * (proposer is not None))
     scheduler = Scheduler(scheduling, cache, frozenset({EOS}))
     how = config.Pipeline(pipeline)

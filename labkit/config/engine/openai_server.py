@@ -166,7 +166,7 @@ class OpenAIServer(Group, place="engine.server"):
         "{threads} and {labkit} are filled in.",
         null_means="the preset's",
     )
-    args: str = server_option("", "Arguments that are appended to the command.")
+    args: str = server_option("", "Arguments that are appended to the command as they are.")
     python: str | None = server_option(
         None,
         "Python interpreter for {python}; a preset that starts a package's script (omlx, "
@@ -253,17 +253,18 @@ class OpenAIServer(Group, place="engine.server"):
                 "engine.server.command: must contain {port}, the port that labkit connects to",
             )
         try:
-            shlex.split(self.command_line)
+            for text in (self.start_command, self.args):
+                shlex.split(text)
         except ValueError as error:
             raise ConfigError(f"engine.server.command and args: {error}") from None
         is_script = self.command is None and self.server_preset.is_script
         require(
-            self.python is None or is_script or "{python}" in self.command_line,
+            self.python is None or is_script or "{python}" in self.start_command,
             f"engine.server.python={self.python}: the server's command has no {{python}}; leave it "
             "null, or set engine.server.command",
         )
         require(
-            not self.requirements or "{python}" in self.command_line,
+            not self.requirements or "{python}" in self.start_command,
             "engine.server.requirements: the server's command has no {python}, the interpreter "
             "that has them; set engine.server.command",
         )
@@ -311,20 +312,25 @@ class OpenAIServer(Group, place="engine.server"):
         return self.server_preset.start_timeout_s if chosen is None else chosen
 
     @property
-    def command_line(self) -> str:
-        """The start command and its arguments, with placeholders; empty if there is none.
+    def start_command(self) -> str:
+        """The start command without ``args``, with placeholders; empty if there is none.
 
         The program of a preset that is a Python package's script is the one beside
         ``engine.server.python``.
         """
         preset = self.server_preset
         if self.command is not None or not preset.command:
-            return " ".join([self.command or "", self.args]).strip()
+            return self.command or ""
         command, folder = preset.command, os.path.dirname(self.python or "")
         if preset.is_script and folder:
             command = os.path.join(shlex.quote(folder), command)
         variables = f"env {preset.variables}" if preset.variables else ""
-        return " ".join([variables, command, self.args]).strip()
+        return f"{variables} {command}".strip()
+
+    @property
+    def command_line(self) -> str:
+        """The start command, with placeholders, and its arguments; empty if there is none."""
+        return f"{self.start_command} {self.args}".strip()
 
     @property
     def python_program(self) -> str | None:
@@ -332,7 +338,7 @@ class OpenAIServer(Group, place="engine.server"):
 
         None for other commands, and if {python} is another interpreter than the arm's.
         """
-        words = shlex.split(self.command_line)
+        words = shlex.split(self.start_command)
         if self.python is not None or self.packages or "{python}" not in words:
             return None
         after = words[words.index("{python}") + 1 :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +26,9 @@ INTEGER_BYTES = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
 # The arrays of a quantised matrix: integers and scales.
 QUANTIZED_PARTS = ("weight", "scales", "biases", "mins", "super_scales", "super_mins")
 LM_HEAD = "lm_head"  # the matrix that turns the last hidden state into logits
+# Names of the tensors of experts, and of their number in config.json.
+EXPERTS = re.compile(r"\.(experts|switch_mlp)\.")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -134,15 +138,14 @@ def _from_config(
     if cached is None:
         return None
     vocabulary = int(settings["vocab_size"])
-    tied = bool(settings.get("tie_word_embeddings"))
-    weights, has_lm_head = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
+    weights, has_lm_head = _loaded_weights(path, loading, settings)
     return replace(
         weights,
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * cached,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=model_json.max_context(settings),
-        lookup_weights=vocabulary * hidden if has_lm_head else 0,
+        lookup_weights=weights.lookup_weights + vocabulary * hidden * has_lm_head,
         is_cache_known=str(settings.get("model_type")).removesuffix("_text") not in UNEVEN_TYPES,
     )
 
@@ -275,13 +278,15 @@ class _TensorHeader:
 
 
 def _loaded_weights(
-    path: Path, loading: WeightLoading, quantization: dict[str, Any], tied: bool = False
+    path: Path, loading: WeightLoading, settings: dict[str, Any]
 ) -> tuple[ModelFootprint, bool]:
     """Return a footprint with the sizes of the weights in ``path`` and whether there is an LM head.
 
-    The activations have the dtype of most floating-point weights after the cast. If the embedding
-    is ``tied`` to the output, a stored output matrix is not counted: mlx_lm drops it on loading.
+    ``settings``: config.json. The activations have the dtype of most floating-point weights after
+    the cast. If the embedding is tied to the output, a stored output matrix is not counted: mlx_lm
+    drops it on loading.
     """
+    quantization, tied = settings.get("quantization") or {}, settings.get("tie_word_embeddings")
     tensors = {
         name: tensor
         for name, tensor in _tensor_headers(_tensor_shapes(path), quantization)
@@ -296,8 +301,17 @@ def _loaded_weights(
     size = sum(tensor.loaded_bytes(loading) for tensor in tensors.values())
     float_bytes = _number_bytes(compute_dtype, loading.dtype)
     count = sum(tensor.weights for tensor in tensors.values())
-    footprint = ModelFootprint(path.name, size, 0, 0, 0, None, float_bytes, count)
+    experts = sum(tensor.weights for name, tensor in tensors.items() if EXPERTS.search(name))
+    unused = round(experts * _unused_experts(settings))
+    footprint = ModelFootprint(path.name, size, 0, 0, 0, None, float_bytes, count, unused)
     return footprint, any(map(_is_lm_head, tensors))
+
+
+def _unused_experts(settings: dict[str, Any]) -> float:
+    """Return the share of a layer's experts that a token does not use, or 0 if it is unknown."""
+    total = next(filter(None, map(settings.get, EXPERT_COUNTS)), None)
+    used = settings.get("num_experts_per_tok")
+    return 1 - int(used) / int(total) if used and total else 0.0
 
 
 def _is_lm_head(name: str) -> bool:

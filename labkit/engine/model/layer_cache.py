@@ -9,11 +9,11 @@ and values. ``model_loader`` has replaced that function by a function that calls
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -64,8 +64,8 @@ class LayerCache:
         self.layer = layer
         self.window = window
         self.context: ForwardContext | None = None
-        self._owner: Callable[[], Attention | None] = lambda: None
-        self._bound: tuple[Any, ...] = ()
+        # By owner, the constants bound. The keys are weak: a shared model outlives an engine.
+        self._bound: WeakKeyDictionary[Attention, tuple[Any, ...]] = WeakKeyDictionary()
         self._handle: KVHandle | None = None
 
     def current_context(self) -> ForwardContext:
@@ -102,12 +102,9 @@ class LayerCache:
 
     def bind(self, scale: float, heads: int, softcap: float | None, sinks: Any) -> None:
         """Bind this layer to the step's attention, unless it is bound already."""
-        context, bound = self.current_context(), self._bound
-        if (
-            self._owner() is not context.owner
-            or bound[:3] != (scale, heads, softcap)
-            or bound[3] is not sinks
-        ):
+        context = self.current_context()
+        bound = self._bound.get(context.owner)
+        if bound is None or bound[:3] != (scale, heads, softcap) or bound[3] is not sinks:
             context.attention.bind(
                 self.layer,
                 scale=float(scale),
@@ -116,8 +113,7 @@ class LayerCache:
                 softcap=softcap,
                 sinks=sinks,
             )
-            # A weak reference, because a shared model outlives the KV memory of an engine.
-            self._owner, self._bound = weakref.ref(context.owner), (scale, heads, softcap, sinks)
+            self._bound[context.owner] = scale, heads, softcap, sinks
 
 
 class KVHandle:

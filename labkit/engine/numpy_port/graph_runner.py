@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -36,8 +36,8 @@ class GraphRunner:
     def __init__(self, model: Callable[..., Any], caches: ModelCaches) -> None:
         self.reason: str | None = None
         self._graph: ExecutableGraph | None = None
-        self._backend: Callable[[], CpuBackend | None] = lambda: None
-        self._layers: CapturedLayers
+        # The keys are weak, because a shared model outlives the KV memory of an engine.
+        self._layers: WeakKeyDictionary[CpuBackend, CapturedLayers] = WeakKeyDictionary()
         try:
             self._graph = ExecutableGraph(_capture_forward(model, caches))
         except NotCapturable as error:
@@ -64,14 +64,14 @@ class GraphRunner:
         rows, graph = len(batch.tokens), self._graph
         if graph is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
             return None
-        if self._backend() is not attention:
+        layers = self._layers.get(attention)
+        if layers is None:
             if replay_obstacle(attention) is not None:
                 return None
-            self._layers = CapturedLayers(attention, graph.captured.attention)
-            # A weak reference, because a shared model outlives the KV memory of an engine.
-            self._backend = weakref.ref(attention)
+            layers = CapturedLayers(attention, graph.captured.attention)
+            self._layers[attention] = layers
         graph.set_shape(metadata.total_q, metadata.max_seq_len)
-        state = replay_state(attention, self._layers, graph, metadata)
+        state = replay_state(attention, layers, graph, metadata)
         if state is None:
             return None
         logits = np.empty((rows, graph.captured.logits_width), np.float32)

@@ -36,7 +36,7 @@ def check_installed(options: config.Engine) -> None:
     if own and server.server_preset.package is not None:
         package, extra = server.server_preset.package
         require_packages((package,), extra, server.started_by)
-    if "{gguf}" in options.server.command_line:
+    if "{gguf}" in options.server.start_command:
         from labkit.models.gguf.gguf_writer import check_package
 
         check_package()

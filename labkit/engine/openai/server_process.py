@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -83,7 +84,7 @@ class ServerProcess:
             request = self._request("/v1/models", "GET")
             with DIRECT.open(request, timeout=PROBE_TIMEOUT_S) as response:
                 return str(json.load(response)["data"][0]["id"])
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError):
             return str(model_dir)
 
     def _request(self, path: str, method: str) -> urllib.request.Request:
@@ -152,7 +153,7 @@ class ServerProcess:
             DIRECT.open(request, timeout=PROBE_TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
             reason = error_text(error.read())
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             reason = one_line(error)
         else:
             return
@@ -230,12 +231,12 @@ def _require_listener(url: str) -> None:
 
 
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
-    """Return the server's command as a list of words, with the placeholders filled in.
+    """Return the server's command and its arguments, with the command's placeholders filled in.
 
     Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``
     (the model, exported to GGUF).
     """
-    server, words = options.server, shlex.split(options.server.command_line)
+    server, words = options.server, shlex.split(options.server.start_command)
     python = Path(server.python or sys.executable)
     if server.packages:
         python = _environment(server) / "bin" / "python"
@@ -253,7 +254,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
 
         is_packed = is_quantized(model_dir)
         values["gguf"] = str(export_gguf(float32_directory(model_dir) if is_packed else model_dir))
-    return [word.format(**values) for word in words]
+    return [*(word.format(**values) for word in words), *shlex.split(server.args)]
 
 
 def build_environment(server: config.OpenAIServer) -> None:
@@ -321,7 +322,7 @@ def free_port() -> int:
 
 def missing_program(options: config.Engine) -> str | None:
     """Return the name of the server's program if it is not installed, else None."""
-    words = shlex.split(options.server.command_line)
+    words = shlex.split(options.server.start_command)
     if not words or options.server.packages:  # the environment is built before the first run
         return None
     is_env = words[0] == "env"

@@ -216,7 +216,7 @@ class Scheduler:
     ) -> list[TokenEvent]:
         """Record a step's results and return the events of its tokens.
 
-        Advances each request, caches its full blocks and appends its sampled tokens. If a token
+        Advances each request, appends its sampled tokens and caches its full blocks. If a token
         ends the request, its memory is freed. ``sampled`` has, by request id, the new tokens of
         every chunk that samples: one, and one more for each accepted draft. ``scored`` has the log
         probabilities of the prompt tokens that the step scored.
@@ -231,12 +231,14 @@ class Scheduler:
                 self.counts.add("tokens.recomputed", chunk.num_recomputed)
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
-            self._cache.cache_blocks(state)
             if state.request_id in scored:
                 record_scored(state, scored[state.request_id])
-            if not chunk.samples:
+            own: list[TokenEvent] = []
+            if chunk.samples:
+                own = append_sampled(state, sampled[state.request_id], self._eos_token_ids)
+            self._cache.cache_blocks(state)  # accepted drafts included
+            if not own:
                 continue
-            own = append_sampled(state, sampled[state.request_id], self._eos_token_ids)
             events += own
             reason = own[-1].finish_reason
             if reason is not None:
@@ -355,7 +357,7 @@ def append_sampled(
 ) -> list[TokenEvent]:
     """Append sampled tokens, up to one that ends the request, and return their events.
 
-    All but the first token of ``results`` are accepted drafts, which are computed already. A
+    All but the last token of ``results`` are accepted drafts, which are computed already. A
     request whose next token could not be sampled ends with an error event.
     """
     events = []
@@ -389,9 +391,12 @@ def append_sampled(
 
 
 def _finish_reason(state: RequestState, eos_token_ids: frozenset[int]) -> FinishReason | None:
-    params, token = state.request.params, state.token_ids[-1]
-    if token in params.stop_token_ids:
+    if is_stop(state, state.token_ids[-1], eos_token_ids):
         return "stop"
-    if not params.ignore_eos and token in eos_token_ids:
-        return "stop"
-    return "length" if state.num_output_tokens >= params.max_tokens else None
+    return "length" if state.num_output_tokens >= state.request.params.max_tokens else None
+
+
+def is_stop(state: RequestState, token: int, eos_token_ids: frozenset[int]) -> bool:
+    """Return whether a token, if it is sampled, ends a request of any length."""
+    params = state.request.params
+    return token in params.stop_token_ids or (not params.ignore_eos and token in eos_token_ids)

@@ -23,6 +23,7 @@ def create(
     run_draft: RunModel | None,
     counters: Counters,
     vocab_size: int,
+    eos_token_ids: frozenset[int],
 ) -> Speculator:
     """Create the speculator of ``engine.speculation``. ``run_draft`` runs the draft model."""
     drafts = options.drafts
@@ -36,7 +37,7 @@ def create(
         proposer = DraftModelProposer(run_draft, cache, budget)
     else:
         proposer = NgramProposer(drafts.ngram_min, drafts.ngram_max)
-    return DraftVerifier(proposer, drafts.num_draft_tokens, budget, cache, counters)
+    return DraftVerifier(proposer, drafts.num_draft_tokens, budget, cache, counters, eos_token_ids)
 
 
 def segment_layout(options: config.Engine) -> SegmentLayout:

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.scheduler.scheduler import is_stop
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 
 
@@ -71,7 +73,7 @@ class DraftVerifier(Speculator):
     ``proposer``: proposes the draft tokens. ``num_tokens``: the largest number of draft tokens per
     request and step. ``budget``: the largest number of tokens per step, including draft tokens.
     ``cache``: the KV cache. Draft tokens use only memory that is reserved for the request already.
-    ``counters``: the engine's counters.
+    ``counters``: the engine's counters. ``eos_token_ids``: as in ``Scheduler``.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class DraftVerifier(Speculator):
         budget: int,
         cache: KVCacheManager,
         counters: Counters,
+        eos_token_ids: frozenset[int],
     ) -> None:
         self.name = proposer.name
         self._proposer = proposer
@@ -88,6 +91,7 @@ class DraftVerifier(Speculator):
         self._budget = budget
         self._cache = cache
         self._counters = counters
+        self._eos_token_ids = eos_token_ids
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
         """Add draft tokens to every decode that has room, within the step's token budget."""
@@ -104,8 +108,8 @@ class DraftVerifier(Speculator):
         proposed = self._proposer.propose(draft_requests)
         drafts = {
             request.state.request_id: tokens
-            for request, tokens in zip(draft_requests, proposed, strict=True)
-            if tokens
+            for request, draft in zip(draft_requests, proposed, strict=True)
+            if (tokens := self._before_end(request.state, draft))
         }
         self._counters.add(f"spec.{self._proposer.name}")
         self._counters.add("spec.draft_ms", (time.perf_counter() - start) * 1e3)
@@ -124,6 +128,14 @@ class DraftVerifier(Speculator):
         # One more token is sampled even if every draft token is accepted.
         left = state.request.params.max_tokens - state.num_output_tokens - 1
         return min(self._num_tokens, left, num_slots - state.num_tokens)
+
+    def _before_end(self, state: RequestState, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the draft tokens before the first that would end the request.
+
+        That token needs no row: it is sampled in the row before it, and nothing follows it.
+        """
+        ids = self._eos_token_ids
+        return tuple(takewhile(lambda token: not is_stop(state, token, ids), draft))
 
     def accept(
         self, output: SchedulerOutput, sampled: Sequence[Sampled]

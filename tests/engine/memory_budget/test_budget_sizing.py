@@ -48,6 +48,16 @@ def test_the_footprint_of_a_shape_equals_that_of_the_built_directory(tiny_dir):
     assert model_footprint.from_model(config.Model(path=str(tiny_dir))) == footprint
 
 
+def test_experts_that_a_token_does_not_use_multiply_nothing():
+    from labkit.models import resolve
+
+    shape = config.ModelShape(full_attention_interval=2, num_experts=8)
+    path, planned = resolve(config.Model(shape=shape)).path, model_footprint.from_shape(shape, "")
+    footprint = model_footprint.from_directory(path)
+    assert footprint.weights == planned.weights
+    assert footprint.matmul_weights == planned.matmul_weights
+
+
 def loaded_bytes(path):
     """Return the bytes of the loaded weights, and those of the embedding alone."""
     from mlx.utils import tree_flatten

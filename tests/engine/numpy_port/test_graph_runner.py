@@ -1,10 +1,12 @@
 """Replayed steps have the bits of the forward; steps that cannot be replayed run the forward."""
 
+import gc
 import itertools
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numba
@@ -15,7 +17,8 @@ from labkit import config
 from labkit.cpu.attention import kernel_entry_points
 from labkit.cpu.replay import graph_replay
 from labkit.cpu.replay.graph_replay import MAX_REPLAY_ROWS
-from labkit.engine import Request, SamplingParams, create
+from labkit.engine import Request, SamplingParams, create, engine_protocol
+from labkit.engine.attention.backends.cpu_backend import CpuBackend
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.runner.packed_forward import PackedForward
 from labkit.engine.sampling import sampler
@@ -141,7 +144,7 @@ def test_the_rotary_table_grows_during_replays(model_dir, serve_unreplayed):
     assert seen == serve_unreplayed(engine, (250,))
 
 
-def test_engines_of_one_model_have_kv_memory_of_their_own(model_dir):
+def test_engines_of_one_model_have_kv_memory_of_their_own(model_dir, monkeypatch):
     from labkit.engine.runner.shared_models import SharedModels
 
     models, path = SharedModels(), model_dir("qwen3")
@@ -149,8 +152,30 @@ def test_engines_of_one_model_have_kv_memory_of_their_own(model_dir):
     first, second = (create(options, path, models) for _ in range(2))
     expected = logits_of(first)
     assert logits_of(second) == expected
+    monkeypatch.setattr(CpuBackend, "bind", None)  # each engine's layers are bound already
     assert logits_of(first) == expected
+    assert logits_of(second) == expected
     assert replayed(first) and replayed(second)
+    memory = weakref.ref(first._loop._launcher.run_model.memory.attention)
+    first.close()
+    del first
+    gc.collect()
+    assert memory() is None
+
+
+def test_counters_of_replays_do_not_pile_up_until_they_are_read(
+    model_dir, serve_unreplayed, monkeypatch
+):
+    monkeypatch.setattr(engine_protocol, "MOST_DEFERRED", 2)
+    engine = make(model_dir("qwen3"))
+    engine.reset_counters()
+    for _ in range(4):
+        logits_of(engine, (7,), 3)
+    assert len(engine._counters._deferred) == 2
+    assert replayed(engine) == 8
+    launches = engine.counters()["kernel.decode"]
+    serve_unreplayed(engine, (7,), 3)
+    assert launches == 4 * engine.counters()["kernel.decode"] > 0
 
 
 def test_steps_of_many_rows_are_not_replayed(model_dir):

@@ -58,6 +58,9 @@ class Stub:
                 self._answer(connection, line[1].decode(), body)
 
     def _answer(self, connection, path, body):
+        if "ssh" in self.modes:
+            connection.sendall(b"SSH-2.0-stub\r\n")
+            return
         if body is None:
             known = {"data": [{"id": "stub-model"}]}
             status = "200 OK" if path in ("/health", "/v1/models") else "404 Not Found"

@@ -93,6 +93,18 @@ def test_a_server_is_asked_without_the_proxy_of_the_environment(listening, monke
         process.reset_prefix_cache()
 
 
+def test_a_server_that_speaks_another_protocol_is_one_line(tiny_dir, listening):
+    url = listening("ssh").server.url
+    server = config.OpenAIServer(preset="vllm", url=url, start_timeout_s=0.5)
+    process = server_process.ServerProcess(server, url, None)
+    with pytest.raises(EngineError) as caught:
+        openai.create(config.Engine(name="openai", server=server), tiny_dir)
+    line = f"engine.server.url={url}: the server returned no token within 0.5 s "
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+    with pytest.raises(EngineError, match=r"the prefix cache was not reset: SSH-2\.0-stub$"):
+        process.reset_prefix_cache()
+
+
 @pytest.mark.parametrize(
     ("server", "listed", "name"),
     [
@@ -300,12 +312,13 @@ def test_a_library_that_cannot_be_preloaded_is_refused(folder, monkeypatch):
 
 def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
-    server = config.OpenAIServer(preset="labkit", args="engine.kv.block_size=8")
+    args = "engine.kv.block_size=8 '{\"port\": {port}}'"
+    server = config.OpenAIServer(preset="labkit", args=args)
     engine_options = config.Engine(name="openai", server=server, threads=3)
     words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
-    assert words[-1] == "engine.kv.block_size=8" and "engine.threads=3" in words
+    assert words[-3:] == ["engine.threads=3", "engine.kv.block_size=8", '{"port": {port}}']
 
 
 def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypatch):
@@ -323,7 +336,7 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
             config.OpenAIServer(preset="vllm"),
             ["{bin}/python", "-m", "vllm.entrypoints.openai.api_server"],
         ),
-        (config.OpenAIServer(preset="xllamacpp", requirements=["xllamacpp"], args="{model}"), None),
+        (config.OpenAIServer(preset="xllamacpp", requirements=["xllamacpp"]), None),
     ):
         engine_options = config.Engine(name="openai", server=server, threads=3)
         monkeypatch.setattr(gguf_writer, "export_gguf", lambda model_dir: "m.gguf")

@@ -89,7 +89,18 @@ def test_a_stop_within_the_accepted_drafts_ends_the_request_there():
     assert not engine.has_work()
     counters = engine.counters()
     assert counters["tokens.output"] == end
+    assert counters["spec.accepted"] == counters["spec.drafted"] == end - 2 > 0
+    assert counters["kv.slots_filled"] == 3 + end - 1
     assert counters["blocks.allocated"] == counters["blocks.freed"]
+
+
+@pytest.mark.parametrize("prefixes", ["hash", "radix"])
+def test_the_accepted_drafts_of_the_last_step_are_in_the_kv_cache(prefixes):
+    engine, _ = make_engine(60, proposer=Oracle(), num_drafts=6, prefixes=prefixes)
+    run(engine, [ask("a", [3, 1, 4], 12)])
+    counters = engine.counters()
+    assert counters["kv.slots_filled"] == 3 + 12 - 1
+    assert counters["prefix.cached_blocks"] == 14 // 4
 
 
 @pytest.mark.parametrize("prefixes", ["hash", "radix"])
