@@ -44,11 +44,15 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
     from labkit.analysis.pages.article_placeholders import ArticleError
     from labkit.analysis.studies.study_analysis import AnalysisCache
 
-    for path in paths:
-        if html and path.suffix == ".html":
+    pages: dict[Path, Path] = {}
+    for path in paths if html else ():
+        if path.suffix.lower() == ".html":  # some disks do not tell letters' cases apart
             raise ArticleError(
                 f"{path}: --html would overwrite it; name the article {path.stem}.md"
             )
+        other = pages.setdefault(path.with_suffix(".html"), path)
+        if other != path:
+            raise ArticleError(f"{path}: --html would overwrite the page of {other}; rename one")
     analysis_cache = AnalysisCache()
     texts = {path: article_rendering.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())

@@ -3,16 +3,17 @@
 BASE and HEAD are Git revisions of labkit's checkout, or of ``--repository DIR``. NAME is a workload
 or an ablation, labkit's or one in ``--config-dir DIR``; the arms of an ablation are tested one by
 one. Every test is an ordinary study of the arms ``base`` and ``head`` with an A/A control, in live
-processes that take turns. Arguments ``key=value`` are overrides of these studies, which share the
-time of ``--minutes``. Exit codes, as ``git bisect run`` reads them: 0 if no primary row is worse by
-the margin or more; 1 if a row is; 125 if a row or a whole NAME is undecided, a revision does not
-run, or the program fails; 2 for a mistake in the command, at which a bisection must stop (see
-docs/regression.md); 130 if interrupted, 141 if nobody reads the output.
+processes that take turns. Arguments ``key=value`` and ``~key`` are overrides of these studies,
+which share the time of ``--minutes``. Exit codes, as ``git bisect run`` reads them: 0 if no primary
+row is worse by the margin or more; 1 if a row is; 125 if a row or a whole NAME is undecided, a
+revision does not run, or the program fails; 2 for a mistake in the command, at which a bisection
+must stop (see docs/regression.md); 130 if interrupted, 141 if nobody reads the output.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,13 +27,11 @@ from labkit.cli.program_base import Program, user_path
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
 from labkit.config.option_index import override_key
-from labkit.records import RecordError, read_cell
+from labkit.records import PROCESSES_SUFFIX, RecordError, read_cell
 from labkit.records.metric_registry import OUTPUTS
 
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
-# What flags set, by the override that would set it, too.
-FLAGS = {"out": "--out DIR", "design.margin_pct": "--margin PCT"}
 
 
 @dataclass(frozen=True)
@@ -126,28 +125,31 @@ def _folder_flags(folders: Sequence[str]) -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def _refuse(overrides: Sequence[str]) -> None:
-    """Refuse overrides that flags of this program set, and several values of one option.
+def _refuse(overrides: Sequence[str], found: Sequence[Subject], minutes: float | None) -> None:
+    """Refuse overrides of what the command's other words set, and several values of one option.
 
-    Raises ``ConfigError``.
+    ``found``, ``minutes``: the studies, and their time if it is given. Raises ``ConfigError``.
     """
     from labkit.cli import hydra_arguments, study_composer
 
+    named = {override_key(word) for subject in found for word in subject.overrides}
+    refused = {
+        "out": "set it with --out DIR",
+        "design.margin_pct": "set it with --margin PCT",
+        "ablation": "name it after --on",
+        **({"workload": "name it after --on"} if "workload" in named else {}),
+        **({} if minutes is None else {"design.time": "--minutes sets it; leave one of them out"}),
+        **({"design.alpha": f"{len(found)} tests share {ALPHA:g}"} if len(found) > 1 else {}),
+    }
     for word in overrides:
-        flag = FLAGS.get(override_key(word))
-        require(flag is None, f"{word}: set it with {flag}")
+        reason = refused.get(override_key(word))
+        require(reason is None, f"{word}: {reason}")
+        require(
+            override_key(word) != "ablation.metric" or OUTPUTS not in re.findall(r"\w+", word),
+            f"{word}: a test is about speed; name other metrics than {OUTPUTS}",
+        )
     typed = hydra_arguments.parse(overrides).overrides
     study_composer.refuse_sweeps(typed, "give a single value; a test has no sweep")
-
-
-def _only_plans(overrides: Sequence[str]) -> bool:
-    """Return whether overrides ask for the plans alone, in any of the words for a boolean."""
-    from labkit.cli import study_composer
-    from labkit.experiment.hydra.hydra_composer import Composer
-
-    words = [word for word in overrides if override_key(word) == "plan"]
-    with study_composer.initialized():
-        return bool(words) and Composer().compose(words).plan
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) -> list[RowResult]:
@@ -162,6 +164,8 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) ->
         raise KeyboardInterrupt
     results: list[RowResult] = []
     for folder in () if plan else cell_dirs(out):
+        if folder.name.endswith(PROCESSES_SUFFIX):  # it only confirms another
+            continue
         cell = Cell.from_json(read_cell(folder))
         results += regression_gate.row_results(subject.name, cell, HEAD)
     return results
@@ -239,19 +243,19 @@ def _run(options: argparse.Namespace) -> int:
 
     regression_gate.check_summary(options.summary)
     given = [*options.words, *options.on]
-    revisions = [word for word in options.words if "=" not in word]
-    names = [word for word in options.on if "=" not in word]
-    overrides = [word for word in given if "=" in word]
+    overrides = [word for word in given if "=" in word or word.startswith("~")]
+    revisions = [word for word in options.words if word not in overrides]
+    names = [word for word in options.on if word not in overrides]
     require(0 < len(revisions) <= 2, f"{len(revisions)} revisions: write BASE, or BASE and HEAD")
     require(bool(names), "--on names no workload or ablation; write --on NAME")
-    _refuse(overrides)
     study_composer.register()
-    plan = _only_plans(overrides)
     base, head = (
         PythonEnvironment.resolve({"revision": name, "repository": options.repository}).identity()
         for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
     )
     found = subjects(names, base, head, options.config_dir)
+    _refuse(overrides, found, options.minutes)
+    plan = study_composer.only_plans(overrides)
     design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
     if options.minutes is not None:
         design.append(f"design.time={60 * options.minutes / len(found):g}")

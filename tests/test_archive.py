@@ -12,7 +12,7 @@ from labkit import app, compare, post, report
 from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import run_study
+from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.records import DIGESTS_FILE, open_study, unpack_archive
@@ -189,13 +189,47 @@ def test_the_archive_of_another_study_is_not_overwritten(study, tmp_path, capsys
 
 def test_a_study_is_continued_from_its_archive(archive, tmp_path, monkeypatch):
     path = Path(shutil.copy(archive, tmp_path / "old.zip"))
-    folder, overrides = run_study.unpacked_archive(path, ["seed=1", f"out={path}"], plan=False)
-    assert folder == tmp_path / "old" and overrides == ["seed=1", f"out={folder}"]
+    folder = tmp_path / "old"
+    with run_study.unpacked_archive(hydra_arguments.parse([f"out={path}", "seed=1"])) as command:
+        assert command.overrides == ("seed=1", f"out={folder}")
     before = AnalysisCache().study(open_study(path))
     assert [one.cell for one in AnalysisCache().study(folder)] == [one.cell for one in before]
-    for plan, message in ((False, "its folder exists; continue"), (True, "plan=true writes nothi")):
-        with pytest.raises(ConfigError, match=message):
-            run_study.unpacked_archive(path, [f"out={path}"], plan=plan)
+    study_composer.register()
+    for plan, message in (("false", "its folder exists; continue"), ("yes", "plan=true writes n")):
+        command = hydra_arguments.parse([f"out={path}", f"plan={plan}"])
+        with pytest.raises(ConfigError, match=message), run_study.unpacked_archive(command):
+            pytest.fail("it was unpacked again")
+
+
+@pytest.mark.parametrize(
+    ("began", "words"),
+    [
+        (["design.timeout_s=60,workload=chat"], ["workload=chat"]),
+        (
+            ["engine.kv.block_size=8", "engine.kv.block_size=16"],
+            ["engine.kv.block_size=8,16", "-m"],
+        ),
+    ],
+)
+def test_cells_of_an_archive_are_continued_under_their_names(began, words, tmp_path, monkeypatch):
+    """These were looked up in the archive itself, which is no folder."""
+
+    def unpack(archive, folder):
+        for name in began:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "cell.json").write_text(json.dumps({"overrides": name.split(",")}))
+
+    studies = []
+    monkeypatch.setattr("labkit.records.unpack_archive", unpack)
+    monkeypatch.setattr(run_study, "run_hydra", lambda argv, study: studies.append(study))
+    for method in ("refuse_changes", "prepare"):
+        monkeypatch.setattr(StudyRunner, method, lambda study: None)
+    monkeypatch.setattr(StudyRunner, "finish", lambda study, pictures: 0)
+    (tmp_path / "old.zip").touch()
+    study_composer.register()
+    assert run_study.run(hydra_arguments.parse([*words, f"out={tmp_path}/old.zip"])) == 0
+    (study,) = studies
+    assert list(study._composed) == began and study.out == tmp_path / "old"
 
 
 def test_another_config_leaves_no_folder_behind(archive, tmp_path, monkeypatch, capsys):

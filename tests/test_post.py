@@ -263,12 +263,21 @@ def test_a_missing_article_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_page_does_not_overwrite_its_article(tmp_path, capsys):
-    article = tmp_path / "article.html"
+@pytest.mark.parametrize("name", ["article.html", "ARTICLE.HTML"])
+def test_a_page_does_not_overwrite_its_article(tmp_path, capsys, name):
+    article = tmp_path / name
     article.write_text("# A\n")
     assert main([str(article), "--html"]) == 2
-    assert "article.html: --html would overwrite it" in capsys.readouterr().err
+    assert f"{name}: --html would overwrite it" in capsys.readouterr().err
     assert article.read_text() == "# A\n"
+
+
+def test_two_articles_do_not_have_one_page(tmp_path, capsys):
+    articles = [str(tmp_path / name) for name in ("a.md", "a.txt")]
+    for article in articles:
+        Path(article).write_text("# A\n")
+    assert main([*articles, "--html"]) == 2 and main([articles[0], articles[0], "--html"]) == 0
+    assert "a.txt: --html would overwrite the page of " in capsys.readouterr().err
 
 
 def test_the_answer_and_the_machine_of_a_study_of_several_cells(tmp_path):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from labkit.cli.program_base import Program, print_error, print_notes
+from labkit.experiment.progress_display import create_progress
 
 
 def test_errors_and_notes_are_one_line_each_on_standard_error(capsys):
@@ -63,6 +64,19 @@ def test_a_program_raises_what_it_does_not_expect():
 def test_a_closed_standard_output_is_no_verdict(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
     assert Program(prog="python -m labkit.x").run([], lambda options: 3) == 3
+
+
+def test_what_is_written_to_a_closed_standard_error_is_lost(monkeypatch, capsys):
+    """``print`` wrote it to standard output, and the progress was a traceback."""
+
+    def body(options):
+        create_progress(sys.stderr).note("begins")
+        print_notes("labkit.x", ["one"])
+        sys.stderr.close()
+
+    monkeypatch.setattr("sys.stderr", None)
+    assert Program(prog="python -m labkit.x").run([], body) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_a_closed_pipe_is_no_verdict(tmp_path, monkeypatch):

@@ -389,6 +389,26 @@ def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
     assert len(tested) <= 5 and (noisy, "skip") in tested
 
 
+def test_overrides_that_contradict_no_other_word_are_taken(studies):
+    code, (one,) = studies("HEAD~1", "--on", "chat", "design.time=600", "design.alpha=0.04")
+    assert (code, one.experiment.design.time, one.experiment.design.alpha) == (0, 600, 0.04)
+    code, (one, _) = studies(
+        "HEAD~1", "--on", "seq_map", "workload=kernel_decode", "--minutes", "4"
+    )
+    assert (code, one.experiment.workload.name) == (0, "kernel_decode")
+
+
+def test_the_cell_that_confirms_another_decides_nothing(studies, monkeypatch, capsys):
+    found = "labkit.analysis.studies.study_analysis.cell_dirs"
+    monkeypatch.setattr(found, lambda out: [out, out.with_name(f"{out.name}~processes")])
+    by_confirming = {False: cell("equivalent", -1.0, 1.0), True: cell("worse", -4.0, -1.0)}
+    monkeypatch.setattr(
+        regression, "read_cell", lambda one: by_confirming["~" in one.name].to_json()
+    )
+    assert studies("HEAD~1", "--on", "chat", "design.confirm=8")[0] == 0
+    assert capsys.readouterr().out.count("| chat |") == 1
+
+
 @pytest.mark.parametrize("word", ["plan=true", "plan=True", "++plan=yes"])
 def test_a_plan_has_no_result(studies, monkeypatch, capsys, word):
     monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
@@ -466,6 +486,21 @@ def test_the_page_s_bisection_stops_at_every_code_that_is_no_answer(code, seen):
         (("HEAD", "--on", "engine.threads=2", "--minutes", "4"), "--on names no workload or abla"),
         (("HEAD", "--on", "chat", "++out=x"), "++out=x: set it with --out DIR"),
         (("HEAD", "--on", "chat", "design.margin_pct=5"), "set it with --margin PCT"),
+        (
+            ("HEAD", "--on", "chat", "--minutes", "4", "design.time=600"),
+            "design.time=600: --minutes sets it; leave one of them out",
+        ),
+        (
+            ("HEAD", "--on", "chat", "ragged", "++design.alpha=0.05"),
+            "alpha=0.05: 2 tests share 0.0",
+        ),
+        (("HEAD", "--on", "chat", "workload=ragged"), "workload=ragged: name it after --on"),
+        (("HEAD", "--on", "seq_map", "ablation=none"), "ablation=none: name it after --on"),
+        (
+            ("HEAD", "--on", "chat", "ablation.metric=[ttft_p50_ms,outputs]"),
+            "a test is about speed; name other metrics than outputs",
+        ),
+        (("HEAD", "~engine.foo", "--on", "chat"), "'engine.foo' does not exist"),
         (("HEAD", "--on", "chat", "engine.threads=1,2"), "engine.threads=1,2: give a single value"),
         (("HEAD", "--on", "chat", "engine.foo=1"), "engine.foo=1: no option 'foo'"),
         (("a", "b", "c", "--on", "chat"), "3 revisions: write BASE, or BASE and HEAD"),

@@ -82,7 +82,13 @@ def discard_output() -> int:
 
 
 def write_utf8() -> None:
-    """Write standard output and error as UTF-8, for other encodings lack the minus of tables."""
+    """Write standard output and error as UTF-8, for other encodings lack the minus of tables.
+
+    If the shell closed standard error (``2>&-``), what is written to it is lost: ``print`` would
+    write it to standard output.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=stream.errors)

@@ -9,17 +9,20 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.cli.hydra_arguments import CONF, Command
-from labkit.cli.study_composer import compose_cells, launcher_of, with_sweep_as_arms
-from labkit.config import ConfigError
+from labkit.cli.study_composer import compose_cells, launcher_of, only_plans, with_sweep_as_arms
+from labkit.config import ConfigError, require
 from labkit.config.option_index import override_key
 from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
     from labkit.cli.study_runner import StudyRunner
+    from labkit.experiment.compose.cell_composer import ComposedCell
+    from labkit.experiment.hydra.job_launchers import JobLauncher
 
 
 def run(command: Command, pictures: bool = True) -> int:
@@ -29,60 +32,63 @@ def run(command: Command, pictures: bool = True) -> int:
     """
     from labkit.cli.study_runner import StudyRunner
     from labkit.config import count_text
-    from labkit.experiment.hydra.job_launchers import is_lost_job
-    from labkit.experiment.progress_display import format_duration
     from labkit.machine import cache_dir
 
-    typed, command = command, with_sweep_as_arms(command)
-    with cache_dir.recorded_entries() as written:
+    typed = command
+    with cache_dir.recorded_entries() as written, unpacked_archive(command) as unpacked:
+        command = with_sweep_as_arms(unpacked)
         cells, launcher = compose_cells(command), launcher_of(command)
         out, overrides = study_folder(command, absolute=not launcher.is_local)
-        archive = out if out.suffix == ARCHIVE_SUFFIX and out.is_file() else None
-        plan = cells[0].experiment.plan
-        if archive is not None:
-            out, overrides = unpacked_archive(archive, overrides, plan)
         study = StudyRunner(out, [] if launcher.is_search else cells)
-        try:
-            study.refuse_changes()
-            if launcher.is_local and not plan:
-                study.check_servers()
-                _check_creatable(out)
-                study.prepare()
-        except BaseException:
-            if archive is not None:
-                shutil.rmtree(out)
-            raise
-        if archive is not None:
-            say(f"{archive} unpacked; the study continues in {out}")
-        if plan:
-            from labkit.experiment.compose.user_class_check import check_imports
-            from labkit.experiment.schedule.noise_history import StudyHistory
-            from labkit.experiment.schedule.plan_preview import print_plan
-
-            check_imports(cells)
-            seconds = print_plan(cells, StudyHistory(out), out, written)
-            if launcher.is_search:
-                trials = launcher.trials
-                each = (
-                    f"; {trials} take about {format_duration(trials * seconds)}" if trials else ""
-                )
-                say(f"this is one trial of a search by hydra/sweeper={launcher.sweeper}{each}")
+        study.refuse_changes()
+        if cells[0].experiment.plan:
+            _print_plan(cells, launcher, out, written)
             return 0
+        if launcher.is_local:
+            study.check_servers()
+            _check_creatable(out)
+            study.prepare()
     if named_folder(command) is None:
         study.out, overrides = study_folder(command, not launcher.is_local, create=True)
     _create(study.out)
-    same_command = _resuming_command(typed, overrides)
-    jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
         cells_to_run = count_text(len(cells), "cell")
         say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting for the results")
+    argv = [*overrides, *(["-m"] if command.multirun else [])]
+    return _measure(study, argv, launcher, _resuming_command(typed, overrides), pictures)
+
+
+def _print_plan(
+    cells: Sequence[ComposedCell], launcher: JobLauncher, out: Path, written: Sequence[Path]
+) -> None:
+    """Print the plan of a study; ``written`` is as in ``print_plan``."""
+    from labkit.experiment.compose.user_class_check import check_imports
+    from labkit.experiment.progress_display import format_duration
+    from labkit.experiment.schedule.noise_history import StudyHistory
+    from labkit.experiment.schedule.plan_preview import print_plan
+
+    check_imports(cells)
+    seconds = print_plan(cells, StudyHistory(out), out, written)
+    if launcher.is_search:
+        trials = launcher.trials
+        each = f"; {trials} take about {format_duration(trials * seconds)}" if trials else ""
+        say(f"this is one trial of a search by hydra/sweeper={launcher.sweeper}{each}")
+
+
+def _measure(
+    study: StudyRunner, argv: Sequence[str], launcher: JobLauncher, again: str, pictures: bool
+) -> int:
+    """Run a study's cells and return the exit code; ``again``: the command that continues it."""
+    from labkit.experiment.hydra.job_launchers import is_lost_job
+
+    jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     try:
-        run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
+        run_hydra(argv, study)
     except KeyboardInterrupt:
         for line in study.decided():
             say(line)
         running = "".join(f"; Slurm job {job} keeps running" for job in jobs.running())
-        say(f"interrupted; all records are kept{running}. Continue with: {same_command}")
+        say(f"interrupted; all records are kept{running}. Continue with: {again}")
         return 130
     except Exception as error:
         if not is_lost_job(error):
@@ -95,7 +101,7 @@ def run(command: Command, pictures: bool = True) -> int:
         for line in missing:
             say(line)
         if missing:
-            say(f"all records are kept; continue with: {same_command}")
+            say(f"all records are kept; continue with: {again}")
     return status
 
 
@@ -129,7 +135,6 @@ def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
             return None
 
     logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error
-    # The name that Hydra's completion completes; of ``python -m labkit`` it would be `python FILE`.
     sys.argv = ["labkit", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -226,29 +231,42 @@ def _is_created(out: Path) -> bool:
         return False
 
 
-def unpacked_archive(archive: Path, overrides: Sequence[str], plan: bool) -> tuple[Path, list[str]]:
-    """Unpack a study's archive into a folder beside it, so that the study can be continued.
+@contextmanager
+def unpacked_archive(command: Command) -> Iterator[Command]:
+    """Yield the command; if its ``out=`` is a study's archive, with a folder unpacked beside it.
 
-    Returns the folder, and the overrides with this folder as ``out=``. Raises ``ConfigError`` if
-    the folder exists, the archive is not valid, or the command only plans.
+    The study's folder tells how its cells are called, so it is there before they are composed. It
+    is removed if the context fails. Raises ``ConfigError`` if the folder exists, the archive is not
+    valid, or the command only plans.
     """
     from labkit.experiment.hydra.hydra_composer import hydra_quote
     from labkit.records import RecordError, unpack_archive
 
+    archive = named_folder(command)
+    if archive is None or archive.suffix != ARCHIVE_SUFFIX or not archive.is_file():
+        yield command
+        return
     folder = archive.with_suffix("")
-    if plan:
-        raise ConfigError(
-            f"out={archive}: plan=true writes nothing; unpack the archive first with "
-            f"python -m labkit.archive --unpack {archive} {folder}"
-        )
-    if folder.exists():
-        raise ConfigError(f"out={archive}: its folder exists; continue the study with out={folder}")
+    require(
+        not only_plans(command.overrides),
+        f"out={archive}: plan=true writes nothing; unpack the archive first with "
+        f"python -m labkit.archive --unpack {archive} {folder}",
+    )
+    require(
+        not folder.exists(),
+        f"out={archive}: its folder exists; continue the study with out={folder}",
+    )
     try:
         unpack_archive(archive, folder)
     except RecordError as error:
         raise ConfigError(str(error)) from None
-    rest = [word for word in overrides if override_key(word) != "out"]
-    return folder, [*rest, f"out={hydra_quote(str(folder))}"]
+    rest = [word for word in command.overrides if override_key(word) != "out"]
+    try:
+        yield replace(command, overrides=(*rest, f"out={hydra_quote(str(folder))}"))
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    say(f"{archive} unpacked; the study continues in {folder}")
 
 
 def _resuming_command(typed: Command, overrides: Sequence[str]) -> str:

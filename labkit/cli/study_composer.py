@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cli.hydra_arguments import CONF, Command
 from labkit.config import ConfigError, Experiment, require
+from labkit.config.option_index import override_key
 
 if TYPE_CHECKING:
     from labkit.experiment.compose.cell_composer import ComposedCell
@@ -90,6 +91,17 @@ def refuse_sweeps(overrides: Sequence[str], remedy: str) -> None:
     with config_errors_in_one_line(overrides):
         for override in overrides:
             require(len(expand_sweep([override])) == 1, f"{override}: {remedy}")
+
+
+def only_plans(overrides: Sequence[str]) -> bool:
+    """Return whether overrides ask for plans alone, in any of the words for a boolean."""
+    from labkit.experiment.hydra.hydra_composer import Composer
+
+    words = [word for word in overrides if override_key(word) == "plan"]
+    if not words:
+        return False
+    with initialized():
+        return Composer().compose(words).plan
 
 
 def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:

@@ -176,8 +176,9 @@ def test_the_question_is_about_the_arms(composed, tmp_path, overrides, question)
     assert cell.question == question
 
 
-def test_blocks_that_are_added_serve_as_many_requests_as_the_first_ones(composed, tmp_path):
-    cell = composed("ablation=none", "workload=chat", "design.blocks=20")
+@pytest.mark.parametrize("sign", ["", "++"])
+def test_blocks_that_are_added_serve_as_many_requests_as_the_first_ones(composed, tmp_path, sign):
+    cell = composed("ablation=none", "workload=chat", f"{sign}design.blocks=20")
     assert not to_cell(cell, tmp_path).follows_time  # a new study serves all of them
     share = {"case": "all", "blocks": 8, "rounds": 34, "p_decided": 0.9, "needed_s": 0.0}
     found = {"time_s": 120, "blocks": 8, "looks": [], "seconds": 99, "cases": [share]}

@@ -12,7 +12,7 @@ from labkit import app, archive
 from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
-from labkit.experiment.compose.input_digests import input_digests, named_as_begun
+from labkit.experiment.compose.input_digests import PACKAGE, input_digests, named_as_begun
 from labkit.experiment.schedule.cell_manifest import (
     refuse_changed_inputs,
     refuse_changes,
@@ -140,8 +140,10 @@ def test_a_study_whose_modules_have_an_earlier_version_s_names_continues(files, 
 
     def as_named_earlier(inputs):
         digests = list(inputs.values())
-        own = {f"{BACKEND}/__init__.py": digests[listed], f"{BACKEND}/part.py": digests[1]}
-        return own | {f"{BACKEND}/scheduler.py": "0" * 16}
+        labkits = [*(path.name for path in PACKAGE.rglob("*.py")), "former_name.py"]
+        own = {"__init__.py": digests[listed], "part.py": digests[1]}
+        named = dict.fromkeys(labkits, "0" * 16) | own
+        return {f"{BACKEND}/{name}": digest for name, digest in named.items()}
 
     rewrite_inputs(package, as_named_earlier)
     refuse_changed_inputs(package)
@@ -152,9 +154,12 @@ def test_a_study_whose_modules_have_an_earlier_version_s_names_continues(files, 
 
 
 def test_a_module_that_is_gone_is_missed_under_its_earlier_name(files, package):
+    """It may be called like one of labkit's."""
+
     def as_named_earlier(inputs):
         digests = list(inputs.values())
-        return {f"{BACKEND}/__init__.py": digests[0], f"{BACKEND}/part.py": digests[1]}
+        named = {"__init__.py": digests[0], "part.py": digests[1], "scheduler.py": "0" * 16}
+        return {f"{BACKEND}/{name}": digest for name, digest in named.items()}
 
     rewrite_inputs(package, as_named_earlier)
     (files / "mine_package" / "part.py").unlink()

@@ -95,5 +95,6 @@ def test_kill_9_of_a_study_leaves_no_server(study, victim):
     assert found is not None, "the server never came"
     worker = found[1].parent()
     os.kill(process.pid if victim == "study" else worker.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs(found, timeout=20.0)
+    # A closed pipe ends them at once; the rest is for a busy machine.
+    _, left = psutil.wait_procs(found, timeout=5.0)
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]

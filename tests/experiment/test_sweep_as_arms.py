@@ -85,6 +85,7 @@ def test_what_is_asked_still_makes_cells():
         ["workload.concurrency=1,2"],
         [TOKENS, "ablation=composition"],
         [TOKENS, "ablation=none,composition"],
+        [TOKENS, "++scale=cpu,full"],
         [TOKENS, "hydra/launcher=joblib"],
         ["seed=1,2", "engine.threads=2"],
     ],

@@ -108,7 +108,7 @@ def compose_cell(
     return replace(
         checked_cell(experiment, compose_arm, cell_name(task_overrides), dropped),
         overrides=tuple(recorded_overrides(task_overrides)),
-        blocks_given=any(override.startswith("design.blocks=") for override in task_overrides),
+        blocks_given="design.blocks" in map(override_key, task_overrides),
         config_dirs=config_folders(hydra_overrides),
     )
 

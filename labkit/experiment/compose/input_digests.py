@@ -59,8 +59,8 @@ def named_as_begun(arm: Arm, now: Mapping[str, str]) -> dict[str, str]:
 
     Earlier versions named a class's module by its file alone (``OPTION/maps.py``), and thus one of
     several of a name. They also listed labkit's own modules where a class lay beside them, and no
-    class of an arm with a revision. The digests of labkit's modules stay, as some have other names
-    today.
+    class of an arm with a revision. Beside labkit no missing module is noticed: it may be one of
+    labkit's that has another name today.
     """
     named = dict(now)
     for option in {option_of(name) for name in now} - {*FILES, *FOLDERS, *MODELS}:
@@ -92,9 +92,9 @@ def _has_folder(name: str) -> bool:
 
 
 def _lists_labkit(names: Iterable[str]) -> bool:
-    """Return whether one of the names, but for ``__init__.py``, is that of a module of labkit."""
-    labkit = {path.name for path in PACKAGE.rglob("*.py")} - {"__init__.py"}
-    return any(PurePath(name).name in labkit for name in names)
+    """Return whether names are those of labkit's modules: these were listed all together."""
+    labkit = {path.name for path in PACKAGE.rglob("*.py")}
+    return 2 * len(labkit & {PurePath(name).name for name in names}) > len(labkit)
 
 
 def _own_sources(path: str, environment: Mapping[str, Any]) -> dict[str, Path]:

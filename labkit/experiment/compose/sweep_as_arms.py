@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.config import Ablation, ConfigError, Experiment, require, to_plain
 from labkit.config.arm_sweep import SWEPT_GROUPS, key_parts, short_names, swept_overrides
-from labkit.config.option_index import in_units_of_option
+from labkit.config.option_index import in_units_of_option, override_key
 from labkit.experiment.compose.cell_name import cell_name, study_folders
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, parse_override
 
@@ -39,7 +39,7 @@ def sweep_as_arms(
     given = list(overrides)
     swept, others = _split(given)
     keys = {override.split("=", 1)[0] for override in given}
-    questions = [o for o in others if o.split("=", 1)[0] in QUESTION_KEYS]
+    questions = [o for o in others if override_key(o) in QUESTION_KEYS]
     if not swept or any(len(expand_sweep([question])) > 1 for question in questions):
         return given
     cells = expand_sweep(given)

@@ -79,8 +79,8 @@ class ProcessLauncher:
     The command line is ``command arms/ARM.json runs/pending/RUN.json``.
     """
 
-    # Whether each run of a launch has a process, which is stopped without a turn and by ctrl-Z.
-    takes_turns = False
+    # Whether processes are alive together, each of which is stopped without a turn and by ctrl-Z.
+    live_processes = False
 
     def __init__(
         self,
@@ -184,12 +184,12 @@ class ProcessLauncher:
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
             "removed_environment": _worker_variables(arms[0]).removed,
-            **({"together": [run.name for run in runs]} if self.takes_turns else {}),
+            **({"together": [run.name for run in runs]} if self.live_processes else {}),
             **self._order_notes(arms[-1].name, wall_s + suspended_s),
         }
         records = []
         for run, arm, ending in zip(runs, arms, endings, strict=True):
-            log = cell.paths.log(run if self.takes_turns else runs[0])
+            log = cell.paths.log(run if self.live_processes else runs[0])
             record = failed_run_records.collect(run, cell, ending, log, started, seconds, in_turn)
             where = {} if record.ok else {"log": str(log.relative_to(cell.dir))}
             config = json.dumps(dict(arm.config), sort_keys=True).encode()
@@ -210,7 +210,7 @@ class ProcessLauncher:
         if not suspended_s:
             return {**record.seconds, "process": process_s}
         elapsed_s = process_s + suspended_s
-        if not self.takes_turns:  # the worker went on, and has counted its seconds itself
+        if not self.live_processes:  # the worker went on, and has counted its seconds itself
             process_s = max(process_s, record.seconds.get("total", 0.0))
         lost_s = max(0.0, round(elapsed_s - process_s, 6))
         return {**record.seconds, "process": process_s, "suspended": lost_s}
@@ -271,7 +271,7 @@ class InProcessLauncher(ProcessLauncher):
 class LiveLauncher(ProcessLauncher):
     """``design.isolation=live``: a fresh process for each run; those of a launch take turns."""
 
-    takes_turns = True
+    live_processes = True
 
     def _run_workers(
         self, runs: Sequence[Run], cell: ReadyCell, observer: MachineObserver
