@@ -3,7 +3,7 @@
 A and B are files, or folders of files, of one tool; each file is a run of its arm, or holds runs.
 A file that names its arms (hyperfine with several commands, or a CSV) needs no ``--against``; its
 first arm is the baseline. The runs become a study, with its report in a folder. Exit codes: 0 if no
-primary row is worse by the margin or more; 1 if a row is, or if a run failed; 125 if a row is
+primary row is worse by the margin or more; 1 if a row is worse, or if a run failed; 125 if a row is
 undecided; 2 for a mistake in the command or in a file; 130 if interrupted.
 """
 

@@ -228,3 +228,29 @@ def test_a_mistake_is_one_line(timed, capsys):
         error = capsys.readouterr().err
         assert status == 2 and line in error, error
         assert error.startswith("labkit.judge: ") and error.count("\n") == 1
+
+
+NO_ERRORS = [0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("column", "base", "head", "status", "line"),
+    [
+        ("errors:%:lower", NO_ERRORS, NO_ERRORS, 0, "no effect in percent of it exists"),
+        ("errors:%:lower", NO_ERRORS, [30.0] * 8, 1, "measures 30.0 points higher in errors"),
+        ("errors:%:lower", NO_ERRORS, [*NO_ERRORS[1:], 2.0], 125, "has 0 % in every run"),
+        ("errors:%:lower", [30.0, 31.0] * 4, NO_ERRORS, 0, "−100"),
+        ("errors:%:lower", [30.0, 0.0] * 4, [0.0, 30.0] * 4, 125, "inconclusive"),
+        ("goodput_req_s", NO_ERRORS, NO_ERRORS, 0, "has 0 req/s in every run"),
+        ("latency2:ms:lower", NO_ERRORS, SPREAD, 125, "no complete block with values above 0"),
+    ],
+)
+def test_no_errors_are_a_result(timed, tmp_path, capsys, column, base, head, status, line):
+    rows = [f"arm,run,latency:ms:lower,{column}"]
+    for arm, values in (("base", base), ("head", head)):
+        rows += [f"{arm},{i},{x},{y}" for i, (x, y) in enumerate(zip(SPREAD, values, strict=True))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    assert main(["t.csv", "--out", "out", "--summary", "s.md"]) == status
+    printed = capsys.readouterr().out + (tmp_path / "s.md").read_text()
+    assert line in " ".join(printed.split())
+    assert status != 1 or "if nothing drifted" in printed

@@ -37,8 +37,17 @@ PLANTED = {"base": 1.0, "head": 0.83}
 PAGE = (ROOT / "docs" / "regression.md").read_text("utf-8")
 
 
-def cell(verdict, low=None, high=None, better="higher", reason=None, primary=True, **medians):
-    one = {"arm": "head", "effect_pct": 0.1, "ci_low_pct": low, "ci_high_pct": high}
+def cell(
+    verdict,
+    low=None,
+    high=None,
+    better="higher",
+    reason=None,
+    primary=True,
+    effect=0.1,
+    **medians,
+):
+    one = {"arm": "head", "effect_pct": effect, "ci_low_pct": low, "ci_high_pct": high}
     one |= {"p_adjusted": 0.5, "verdict": verdict, "reason": reason}
     control = {**one, "arm": "control", "verdict": "worse"}
     row = {"case": "a|b", "metric": "total_tok_s", "unit": "tok/s", "better": better}
@@ -70,7 +79,9 @@ def total(results):
         (125, {"verdict": "invalid", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "estimate_only", "low": -1.0, "high": 1.0}),
         (125, {"verdict": "worse", "primary": False}),
-        (1, {"verdict": "computed", "better": "lower", "base": 4.0, "head": 5.0}),
+        (1, {"verdict": "computed", "better": "lower", "base": 4.0, "head": 5.0, "effect": 25.0}),
+        (0, {"verdict": "computed", "better": "lower", "base": 1e3, "head": 1001.0}),
+        (1, {"verdict": "computed", "better": "lower", "base": 0.0, "head": 1.0, "effect": None}),
         (0, {"verdict": "computed", "better": "lower", "base": 0.0, "head": 0.0}),
         (125, {"verdict": "computed", "better": "lower", "base": None, "head": 5.0}),
         (125, {"verdict": "computed", "better": "lower", "base": 5.0, "head": None}),

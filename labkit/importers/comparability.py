@@ -15,10 +15,10 @@ from typing import Any
 
 from labkit.importers.imported_run import ImportedRun, ResultFileError
 from labkit.records import CaseRecord
+from labkit.records.metric_registry import TIME_UNITS
 
 SAME_WORK = 0.01  # relative; another random seed changes the work by less than this
 MAX_NAMED = 5  # settings in one line
-TIME_UNITS = ("s", "ms", "us")
 OTHER_CASES = {
     "GuideLLM": (
         "a sweep chooses other rates in every report: use a profile with fixed rates (constant, "

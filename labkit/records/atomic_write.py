@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
     After an exception ``path`` is as it was and the temporary file is removed. Neither a link at
     ``path`` nor one at the temporary path is followed. An ``OSError`` names ``path``.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes in several containers that share the folder may have equal numbers.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
         temporary.touch(exist_ok=False)
         yield temporary
         temporary.replace(path)

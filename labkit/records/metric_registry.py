@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from labkit.records.run_record import Metric
 
+TIME_UNITS = ("us", "ms", "s")
 OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
 
 
@@ -55,12 +56,19 @@ class MetricDefinition:
     # is shown without a test.
     computed: bool = False
     abbreviation: str = ""  # the usual short name, such as ``E2E p50``
-    zero_is_result: bool = False  # 0 is a result like others: arms are compared by differences
 
     @property
     def short_label(self) -> str:
         """The metric's short name, such as ``E2E p50``; its label if it has no abbreviation."""
         return self.abbreviation or self.label
+
+    @property
+    def zero_is_result(self) -> bool:
+        """Whether 0 is a result like others, so that arms are compared by differences.
+
+        A time of 0 was not measured.
+        """
+        return self.unit not in TIME_UNITS
 
 
 def _time(detail: str, quantity: str = "time", at: str = "", in_unit: bool = False) -> EffectWords:
@@ -130,7 +138,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     MetricDefinition(
         "goodput_req_s", "req/s", "higher", REQUESTS, "goodput",
         "Requests per second that met every limit of workload.limits.",
-        _count("serve", "requests within the limits", "per second"), zero_is_result=True,
+        _count("serve", "requests within the limits", "per second"),
     ),
     *_latencies(),
     MetricDefinition(
@@ -209,7 +217,7 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
 )  # fmt: skip
 METRICS = {definition.name: definition for definition in DEFINITIONS}
-SPEED_UNITS = ("us", "ms", "s", "tok/s", "req/s")
+SPEED_UNITS = (*TIME_UNITS, "tok/s", "req/s")
 
 
 def metric_definition(name: str | None, unit: str | None) -> MetricDefinition:
@@ -224,7 +232,7 @@ def metric_definition(name: str | None, unit: str | None) -> MetricDefinition:
 
 
 def _words_of_unit(name: str, unit: str) -> EffectWords:
-    if unit in ("us", "ms", "s"):
+    if unit in TIME_UNITS:
         return _time(f"({name})")
     if unit == "bytes":
         return EffectWords("use", "memory", f"({name})", in_unit=True)

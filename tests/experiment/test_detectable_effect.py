@@ -1,9 +1,13 @@
 """A plan's detectable effect is that of the verdict: adjusted for rows, arms and looks."""
 
+import math
+import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from labkit.analysis.statistics import best_arm
 from labkit.analysis.statistics.power import (
     attained_alpha,
     blocks_needed,
@@ -35,7 +39,7 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
     return {"arms": roles, "rows": [row, row, other], "design": design}
 
 
-def forecast(design, tmp_path, arms=1, cases=10, metrics=("dispatch_us",), states=1):
+def forecast(design, tmp_path, arms=1, cases=10, metrics=("dispatch_us",), states=1, sweep=None):
     cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
     experiment = SimpleNamespace(
         workload=SimpleNamespace(has_engine=True, times_kernels=bool(cases), cases=cases),
@@ -48,7 +52,9 @@ def forecast(design, tmp_path, arms=1, cases=10, metrics=("dispatch_us",), state
         experiments=dict.fromkeys(range(len(roles)), experiment),
         metrics=metrics,
     )
-    cell = SimpleNamespace(design=design, cases=cases, rows_of=lambda cases: cases * states)
+    cell = SimpleNamespace(
+        design=design, cases=cases, rows_of=lambda cases: cases * states, sweep=sweep or {}
+    )
     return power_forecast.detectable_effect_line(cell, composed, StudyHistory(tmp_path))
 
 
@@ -95,6 +101,19 @@ def test_a_look_detects_with_its_own_alpha(known, tmp_path):
     each = [single_row_mde_pct(0.01, look.blocks, 1, look.alpha, 0.2, 7) for look in looks]
     assert each[1] < each[0]
     assert f"detects {each[1]:.1f} % at best" in forecast(design, tmp_path)
+
+
+def test_a_sweep_s_effect_is_that_by_which_a_setting_is_told_from_the_best(known, tmp_path):
+    """It was that of pairs under their relabellings, which 6 blocks of 4 settings cannot have."""
+    known(runs=2)
+    for blocks in (6, 12):
+        line = forecast(Design(blocks=blocks), tmp_path, 3, 1, sweep={"engine.kv.block_size": [8]})
+        (told,) = re.findall(r"^detects (\S+) % at best; ", line)
+        effect, rng, count = math.log1p(float(told) / 100), np.random.default_rng(blocks), 0
+        for _ in range(100):
+            values = rng.normal([effect, 0, 0, 0], 0.01, (blocks, 1, 4))
+            count += 4 - len(best_arm.possibly_best(values, 0.05))
+        assert 0.75 <= count / 300 <= 0.95, (blocks, count)
 
 
 def test_without_an_earlier_study_rows_count_as_independent(monkeypatch, tmp_path):

@@ -319,10 +319,20 @@ def test_the_same_machine_is_recognised_without_the_host_s_name():
 
 def test_no_link_is_followed_when_a_file_is_written(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    for name in ("a.json", f".a.json.{os.getpid()}.tmp"):
-        (tmp_path / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "a.json").symlink_to(tmp_path / "mine")
     write_json(tmp_path / "a.json", {})
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "a.json").is_symlink()
+
+
+def test_two_that_write_a_file_at_once_each_write_a_whole_one(tmp_path):
+    """Even if their processes have equal numbers, as in two containers."""
+    path = tmp_path / "a.txt"
+    with atomic_write(path) as one:
+        one.write_text("one")
+        with atomic_write(path) as other:
+            other.write_text("other")
+        assert path.read_text() == "other" and one.read_text() == "one"
+    assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_write_that_fails_names_the_file(tmp_path):

@@ -84,7 +84,7 @@ def _best_setting(analysis: CellAnalysis, row: MetricRow, num_tested: int) -> Be
 
 def _obstacle(analysis: CellAnalysis, row: MetricRow, arm: str) -> str | None:
     """Return the reason why an arm has no valid result in a row, or None."""
-    causes = analysis.causes(arm, row.metric)
+    causes = analysis.causes(arm, row)
     if causes:
         return "; ".join(causes)
     if not row.arms.get(arm):

@@ -47,7 +47,7 @@ from labkit.analysis.model.cell_model import (
     Failure,
     Published,
 )
-from labkit.analysis.model.result_row import Comparison, Row
+from labkit.analysis.model.result_row import CaseAndMetric, Comparison, Row
 from labkit.analysis.number_format import value_text
 from labkit.analysis.statistics.effect_size import hodges_lehmann, mean_difference
 from labkit.analysis.statistics.interim_analysis import InterimLook, alpha_at, withheld_reason
@@ -355,29 +355,36 @@ class CellAnalysis:
         """The best setting of every primary row of a sweep; empty if the cell is no sweep."""
         return tuple(best_settings(self)) if self.data.sweep else ()
 
-    def causes(self, arm: str, metric: str | None) -> list[str]:
-        """Return the reasons why gates, counts of tokens or units forbid a verdict on an arm."""
+    def causes(self, arm: str, row: CaseAndMetric | None = None) -> list[str]:
+        """Return the reasons why an arm has no verdict in a row or, by default, in any row.
+
+        They are those of gates, counts of tokens, ways of timing, units and rounds.
+        """
         data, gates = self.data, ("engaged", "identical", "healthy")
         causes = [self.gates[name].cause(arm) for name in gates]
-        causes.append(count_cause(metric, arm, data.arms, data.records))
-        if metric == "dispatch_us":
-            causes.append(slow_kernel_launches.timing_cause(arm, data.baseline, data.records))
-        units = {k: v for r in self.rows if r.metric == metric for k, v in r.other_units.items()}
-        causes.append(units.get(arm) or units.get(data.baseline))
+        if row is not None:
+            causes.append(count_cause(row.metric, arm, data.arms, data.records))
+            if row.metric == "dispatch_us":
+                causes.append(slow_kernel_launches.timing_cause(arm, data.baseline, data.records))
+            same = (own for own in self.rows if (own.case, own.metric) == (row.case, row.metric))
+            left_out = next((own.left_out for own in same), {})
+            causes.append(left_out.get(arm) or left_out.get(data.baseline))
         return [cause for cause in causes if cause is not None]
 
     def _judge(self, index: int, comparison: Comparison) -> Verdict:
         row, noise = self.rows[index], self.comparisons[index].get(self.data.control or "")
         criteria = self.data.criteria_of(row.case)
-        causes = self.causes(comparison.arm, row.metric)
+        causes = self.causes(comparison.arm, row)
         if row.is_computed and not causes:  # also of an arm that does not report it
             return Verdict("computed")
         verdict = judge(comparison, row.better, criteria, causes, noise)
-        if not causes and row.is_zero(comparison.baseline) and row.arms.get(comparison.arm):
-            return verdict.because(_zero_baseline_text(row, comparison))
+        measured = not causes and bool(row.arms.get(comparison.arm))
+        from_zero = measured and row.is_zero(comparison.baseline)
+        if from_zero:
+            verdict = verdict.because(_zero_baseline_text(row, comparison))
         if self.data.design.imported.get("in_sequence") and verdict.word in DECIDED_WORDS:
             return verdict.because(IF_NO_DRIFT)
-        if index not in self.differing or verdict.word not in DECIDED_WORDS:
+        if from_zero or index not in self.differing or verdict.word not in DECIDED_WORDS:
             return verdict
 
         def as_measured() -> Verdict:

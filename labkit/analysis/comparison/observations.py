@@ -61,8 +61,8 @@ class MetricRow:
     interleaved and are compared round by round. It is None if every run had its own process.
     ``unit_value`` is set if arms are compared by differences, in units of this value, and not by
     ratios; see ``pair``. ``over_rounds`` is the estimator of a process's log ratio, a key of
-    :data:`OVER_ROUNDS`. ``other_units`` is a sentence for each arm that reports the metric in
-    another unit; such values are not in the row.
+    :data:`OVER_ROUNDS`. ``left_out`` is a sentence for each arm whose values are not in the row:
+    they have another unit, or other rounds than the baseline's.
     """
 
     case: str
@@ -75,7 +75,7 @@ class MetricRow:
     arms: dict[str, list[RunValue]] = field(default_factory=dict)
     unit_value: float | None = None
     over_rounds: str = "median"
-    other_units: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     _rounds: dict[int, dict[str, Floats]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -141,9 +141,9 @@ class MetricRow:
         """Return the row in which two arms are compared, whatever the values of other arms are.
 
         It is this row, or that of the two alone if a value is not above 0. If one of theirs is 0,
-        and that is a result (such as a goodput of 0), they are compared by differences, in units of
-        the baseline's mean. If that is 0, the unit is the metric's own, and the difference has no
-        percentage.
+        none is below 0, and 0 is a result of the metric, they are compared by differences, in units
+        of the baseline's mean. If that is 0, the unit is the metric's own, and the difference has
+        no percentage.
         """
         if self.positive:
             return self
@@ -151,7 +151,8 @@ class MetricRow:
         row = replace(self, arms=own)
         if row.is_computed:  # whether a row is tested does not depend on the pair
             return self
-        if not row.positive and metric_definition(self.metric, self.unit).zero_is_result:
+        is_result = metric_definition(self.metric, self.unit).zero_is_result
+        if is_result and not row.positive and min(v.value for vs in own.values() for v in vs) >= 0:
             row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or 1.0
         return row
 
@@ -252,8 +253,8 @@ def build_rows(
 
     ``paired_baseline``: the baseline's name if the arms of a block were interleaved in one process,
     else None. ``metrics``: the primary metrics, the most important first; if empty, the records
-    mark them. Values in another unit than the baseline's are left out. Raises ``RecordError`` if an
-    interleaved arm has not as many repeats as the baseline.
+    mark them. An arm is left out of a row if its values have another unit than the baseline's, or
+    if it was interleaved and has not as many repeats in every block.
     """
     records = list(records)
     baseline = next((record.arm for record in records if record.role == "baseline"), "")
@@ -281,7 +282,7 @@ def build_rows(
     for name, rows in cases.items():
         measured = _in_one_unit(rows.values(), baseline)
         for row in measured:
-            _check_rounds(row)
+            _leave_out_other_rounds(row)
             row.primary = row.metric in metrics if metrics else row.primary
         skip = MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
         ordered += sorted(measured, key=lambda row: _rank(row, metrics)) or [skip]
@@ -330,7 +331,7 @@ def _in_one_unit(rows: Iterable[MetricRow], baseline: str) -> list[MetricRow]:
         row = next((row for row in same if baseline in row.arms), same[0])
         kept.append(row)
         for other in same:
-            row.other_units |= {
+            row.left_out |= {
                 arm: f"{arm} reports {metric} in {other.unit} ({other.better} is better), other "
                 f"runs in {row.unit} ({row.better} is better)"
                 for arm in other.arms
@@ -339,14 +340,16 @@ def _in_one_unit(rows: Iterable[MetricRow], baseline: str) -> list[MetricRow]:
     return kept
 
 
-def _check_rounds(row: MetricRow) -> None:
+def _leave_out_other_rounds(row: MetricRow) -> None:
     rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline or "", ())}
-    for v in (v for values in row.arms.values() for v in values):
-        if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
-            raise RecordError(
-                f"{v.file}: {row.case!r} has {count_text(len(v.repeats), 'repeat')} of "
-                f"{row.metric}, but {row.paired_baseline} has {rounds[v.block]} in the same block"
+    for arm, values in list(row.arms.items()):
+        other = (v for v in values if len(v.repeats) != rounds.get(v.block, len(v.repeats)))
+        if (v := next(other, None)) is not None:
+            row.left_out[arm] = (
+                f"{arm} has {count_text(len(v.repeats), 'repeat')} of {row.metric} in {v.file}, "
+                f"but {row.paired_baseline} has {rounds[v.block]} in the same block"
             )
+            del row.arms[arm]
 
 
 def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:

@@ -2,7 +2,9 @@
 
 The first rule that applies decides:
 
-1. ``invalid``, with the cause: a failed gate affects the arm;
+1. ``invalid``, with the cause: a failed gate affects the arm, or it was measured unlike the
+   baseline: in another unit or other rounds, its tokens counted or its launches timed by other
+   means;
 2. ``computed``: the values follow from sizes and counts, so there is no noise to test;
 3. ``inconclusive``: no block is complete, or a value is not above 0 (unless 0 is a result of the
    metric);
@@ -80,8 +82,8 @@ def judge(
     """Return the verdict on one comparison.
 
     ``better``: ``higher`` or ``lower``: which values of the metric are better. ``causes``: the
-    reasons why failed gates forbid a verdict; empty if all gates hold. ``control``: the A/A
-    control's comparison in the same row, or None if there is no control.
+    reasons why the arm has no verdict; empty if there are none. ``control``: the A/A control's
+    comparison in the same row, or None if there is no control.
     """
     if causes:
         return Verdict("invalid", "; ".join(causes))

@@ -51,17 +51,14 @@ def _measured(analysis: CellAnalysis) -> list[Record]:
 def benchstat(analyses: Sequence[CellAnalysis]) -> str:
     """Return the runs in Go's benchmark format, a line per run and case.
 
-    ``benchstat -col /arm`` compares the arms. Its lines have no units, so arms that report a
-    metric in different ones raise ``FormatError``.
+    ``benchstat -col /arm`` compares the arms. Its lines have no units, so runs that report a
+    metric in different ones raise ``FormatError``, whether they are of one cell or of several.
 
     Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
     """
-    units: dict[str, str] = {}
+    units: dict[str, tuple[str, str]] = {}
     lines: list[str] = []
     for analysis in analyses:
-        mixed = next((text for row in analysis.rows for text in row.other_units.values()), None)
-        if mixed is not None:
-            raise FormatError(f"--format benchstat names no units, and {mixed}")
         environment = analysis.environment
         cores, cpu = environment.get("cores") or 1, environment.get("cpu_model")
         lines += ["", f"cell: {analysis.name}", *([f"cpu: {cpu}"] if cpu else [])]
@@ -70,7 +67,15 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 values = [(run_value(m.repeats), m) for m in case.metrics]
                 if not values:
                     continue
-                units.update((_word(m.name), m.better) for m in case.metrics)
+                for metric in case.metrics:
+                    own = metric.unit, metric.better
+                    known = units.setdefault(_word(metric.name), own)
+                    if own != known:
+                        raise FormatError(
+                            f"--format benchstat names no units, and {record.arm} reports "
+                            f"{metric.name} in {own[0]} ({own[1]} is better), other runs in "
+                            f"{known[0]} ({known[1]} is better)"
+                        )
                 # A name has no spaces, and slashes separate its parts. benchstat cuts a number at
                 # its end (the cores): arm=chunk-256 needs one.
                 of_case = _word(case.case).replace("/", "÷")
@@ -79,7 +84,7 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
                 lines.append(f"{name} 1 {numbers}")
     if not units:
         raise FormatError("--format benchstat needs a metric, and no run of this study has one")
-    head = [f"Unit {name} better={better}" for name, better in units.items()]
+    head = [f"Unit {name} better={better}" for name, (_, better) in units.items()]
     return "\n".join([*head, *lines]) + "\n"
 
 

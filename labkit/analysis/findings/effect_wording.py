@@ -137,7 +137,7 @@ def effect_pieces(
     quantity, detail = words.quantity, words.detail
     if any(differences):
         amount = amount or amount_text(metric, effects, differences=differences)
-        if not quantity.startswith("of "):  # of which points are more or less
+        if quantity and not quantity.startswith("of "):  # of which points are more or less
             quantity, detail = metric.short_label, ""
     elif amount is None:
         amount = amount_text(metric, effects)

@@ -45,7 +45,7 @@ def next_command(analysis: CellAnalysis) -> NextCommand | None:
         repaired = [*overrides, "out=THIS_FOLDER", "redo=failed"]
         purpose = "run failed blocks again, after repairing the cause"
         return _command(analysis, repaired, purpose)
-    if all(analysis.causes(arm, None) for arm in analysis.data.treatment_arms):
+    if all(analysis.causes(arm) for arm in analysis.data.treatment_arms):
         return _without_identity(analysis, overrides)  # more blocks do not repair a failed gate
     if len(analysis.data.blocks_done) < min_blocks_to_claim(analysis.data.criteria.runs):
         size = ("design=", "design.runs_per_block=", *DESIGN_SIZE)

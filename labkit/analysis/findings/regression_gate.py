@@ -67,24 +67,35 @@ def _outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
     An inconclusive row counts as no worse if even the worst change in its adjusted interval is
     smaller than the margin, and as undecided otherwise. A row whose word was withheld is undecided:
     the A/A control varies by more than the margin, or slow launches or stalls may be its own work.
+    From a baseline that is 0 in every run, no change has a percentage: if less is better, the row
+    is no worse only if the arm is 0 in every run, too; if more is better, nothing is worse than 0.
     """
     if one.verdict in WORDS:
         return WORDS[one.verdict]
     if one.verdict == "computed":
-        return _computed_outcome(row, one)
-    if one.verdict != "inconclusive" or one.ci_pct is None or one.is_withheld(margin_pct):
+        return _computed_outcome(row, one, margin_pct)
+    if one.verdict != "inconclusive":
         return Outcome.undecided
-    worst = -one.ci_pct[0] if row.better == "higher" else one.ci_pct[1]
-    return Outcome.no_worse if worst < margin_pct else Outcome.undecided
+    if one.difference is not None:
+        no_worse = row.better == "higher" or not any(run.value for run in row.arms[one.arm].runs)
+    elif one.ci_pct is None or one.is_withheld(margin_pct):
+        no_worse = False
+    else:
+        no_worse = (-one.ci_pct[0] if row.better == "higher" else one.ci_pct[1]) < margin_pct
+    return Outcome.no_worse if no_worse else Outcome.undecided
 
 
-def _computed_outcome(row: Row, one: Comparison) -> Outcome:
-    """Return the outcome of a row without noise: the slightest loss counts; undecided if absent."""
+def _computed_outcome(row: Row, one: Comparison, margin_pct: float) -> Outcome:
+    """Return the outcome of a row without noise, which is undecided if a value is absent.
+
+    A change without a percentage counts, however small.
+    """
     base, head = row.median(one.baseline), row.median(one.arm)
     if base is None or head is None:
         return Outcome.undecided
+    small = one.effect_pct is not None and abs(one.effect_pct) < margin_pct
     worse = head < base if row.better == "higher" else head > base
-    return Outcome.worse if worse else Outcome.no_worse
+    return Outcome.worse if worse and not small else Outcome.no_worse
 
 
 def total(results: Results) -> Outcome:

@@ -21,6 +21,7 @@ on, with 1 to 10 rows (``tests/analysis/comparison/test_verdict_rates.py``).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import gammaln, stdtrit
@@ -107,6 +108,15 @@ def attained_alpha(blocks: int, runs: int, alpha: float) -> float:
     return (k - 1) / n if k else 0.0
 
 
+def ranked_alpha(blocks: int, runs: int, alpha: float) -> float:
+    """Return the level of Student's t at which one setting of a sweep is told from a better one.
+
+    The test is one-sided, and its relabellings of all settings at once reach any p
+    (:mod:`.best_arm`). The result is 0.0 if there are too few blocks for a claim.
+    """
+    return 2.0 * alpha if blocks >= min_blocks_to_claim(runs) else 0.0
+
+
 def alpha_share(alpha_row: float, blocks: int, runs: int, alpha: float) -> float:
     """Return the share of ``alpha`` that a row with the level ``alpha_row`` has in its family.
 
@@ -117,13 +127,20 @@ def alpha_share(alpha_row: float, blocks: int, runs: int, alpha: float) -> float
 
 
 def single_row_mde_pct(
-    sd: float, blocks: int, runs: int, alpha: float, share: float = 1.0, sd_df: int | None = None
+    sd: float,
+    blocks: int,
+    runs: int,
+    alpha: float,
+    share: float = 1.0,
+    sd_df: int | None = None,
+    level: Callable[[int, int, float], float] = attained_alpha,
 ) -> float | None:
     """Return :func:`mde_pct` of a planned study, or None if p cannot reach ``alpha``.
 
     ``share`` is the share of its family's alpha that the row gets: 1.0 if it is tested alone.
+    ``level``: :func:`ranked_alpha` for settings that are ranked.
     """
-    return mde_pct(sd, blocks, runs, share * attained_alpha(blocks, runs, alpha), sd_df)
+    return mde_pct(sd, blocks, runs, share * level(blocks, runs, alpha), sd_df)
 
 
 def one_minute_mde_pct(
@@ -152,6 +169,7 @@ def blocks_needed(
     effect_pct: float,
     share: float = 1.0,
     sd_df: int | None = None,
+    level: Callable[[int, int, float], float] = attained_alpha,
 ) -> int | None:
     """Return the smallest number of blocks that detects ``effect_pct``, or None above 1,000.
 
@@ -162,7 +180,7 @@ def blocks_needed(
     low, high = 1, MAX_BLOCKS
 
     def detects(blocks: int) -> bool:
-        mde = single_row_mde_pct(sd, blocks, runs, alpha, share, sd_df)
+        mde = single_row_mde_pct(sd, blocks, runs, alpha, share, sd_df, level)
         return mde is not None and mde <= target
 
     if target <= 0 or not detects(high):

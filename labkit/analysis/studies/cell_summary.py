@@ -143,7 +143,8 @@ def _tested(analysis: CellAnalysis) -> Iterator[TestedArm]:
     for arm in data.treatment_arms if data.withheld_reason is None else ():
         estimates = data.design.estimates  # nothing is claimed of them
         without = [i for i, row in enumerate(analysis.rows) if row.case in estimates]
-        rows = paired_rows(analysis.rows, arm, data.baseline, runs, True, without)
+        pairs = [row.pair(data.baseline, arm) for row in analysis.rows]  # as for the verdict
+        rows = paired_rows(pairs, arm, data.baseline, runs, True, without)
         if rows:
             of_rows = [analysis.rows[row.index] for row in rows]
             names = tuple((row.case, row.metric) for row in of_rows)

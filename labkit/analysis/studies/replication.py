@@ -100,7 +100,7 @@ class _Pair:
                 return f"measured in {unlike.unit} here ({unlike.better} is better)"
             skipped = None if self.here is None else self.here.skipped
             return f"not measured here{f': {skipped}' if skipped else ''}"
-        causes = reader.causes(self.one.arm, self.row.metric)
+        causes = reader.causes(self.one.arm, self.row)
         if not causes and reader.data.withheld_reason is not None:
             causes = [reader.data.withheld_reason]
         withheld = other.is_withheld(reader.data.criteria.margin_pct)

@@ -342,7 +342,8 @@ def objective(analysis: CellAnalysis) -> float | None:
     primary = [i for i, row in enumerate(all_rows) if row.primary and row.skipped is None]
     metric = next((m for i in primary if (m := all_rows[i].metric) is not None), None)
     rows, baseline = [i for i in primary if all_rows[i].metric == metric], analysis.data.baseline
-    if metric is None or any(analysis.causes(arm, metric) for arm in (baseline, *arms[:1])):
+    judged = baseline, *arms[:1]
+    if metric is None or any(analysis.causes(a, all_rows[i]) for i in rows for a in judged):
         return None
     if arms:
         effects = [analysis.comparisons[i][arms[0]].effect_pct for i in rows]

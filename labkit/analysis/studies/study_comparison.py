@@ -525,7 +525,7 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
             causes = tuple(
                 f"{name}: {cause}"
                 for name, analysis in zip(STUDY_NAMES, (old, new), strict=True)
-                for cause in analysis.causes(arm.name, row.metric)
+                for cause in analysis.causes(arm.name, row)
             )
             yield _ArmPair(pair, row, match, arm.name, arm.role, causes, change, slow)
 

@@ -30,7 +30,8 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
     """Return a line with the smallest effect that the cell detects, and the blocks needed for 1 %.
 
     In a design with looks, the line has the smallest effect that any single look detects. The study
-    detects this effect at least as often as the single look, because it takes all looks.
+    detects this effect at least as often as the single look, because it takes all looks. The effect
+    of a sweep is that by which a setting is told from the best.
     """
     design = cell.design
     if composed.metrics and all(
@@ -50,11 +51,13 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
     # Without an earlier study the rows count as independent tests (C. E. Bonferroni).
     cases = cell.rows_of(cell.cases)  # none where all requests are one row
     rows = max(1, len(cases)) * max(1, len(composed.metrics))
-    share = noise.alpha_share or 1.0 / rows
+    share, level = noise.alpha_share or 1.0 / rows, power.attained_alpha
+    if cell.sweep:  # the question is which setting is best
+        share, level = 1.0 / rows, power.ranked_alpha
     looks = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
     runs, sd_df = design.runs_per_block, noise.degrees_of_freedom
     effects = [
-        power.single_row_mde_pct(noise.sd, blocks, runs, alpha / arms, share, sd_df)
+        power.single_row_mde_pct(noise.sd, blocks, runs, alpha / arms, share, sd_df, level)
         for blocks, alpha in looks
     ]
     best = min((effect for effect in effects if effect is not None), default=None)
@@ -63,7 +66,8 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
         if too_few or best is None
         else f"detects {best:.1f} % at best"
     )
-    needed = power.blocks_needed(noise.sd, runs, looks[-1][1] / arms, TARGET_PCT, share, sd_df)
+    last = looks[-1][1] / arms
+    needed = power.blocks_needed(noise.sd, runs, last, TARGET_PCT, share, sd_df, level)
     if needed is None and is_doctor_s:
         return (
             f"the smallest detectable effect is not known: noise of {100 * noise.sd:.0f} % "

@@ -1,6 +1,7 @@
 """Interleaved arms are compared round by round; arms in separate processes are not."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -186,15 +187,22 @@ def test_the_median_is_over_the_rounds_ratios_not_of_each_arm(make_cell):
     assert comparison["effect_pct"] == pytest.approx(3.0)
 
 
-def test_arms_without_the_baseline_s_rounds_are_refused_by_name(make_cell):
+def test_an_arm_without_the_baseline_s_rounds_is_not_compared(make_cell):
+    """It made its whole study unreadable."""
+
     def short(record, repeats):
         return repeats[:-1] if record.arm == "seq_map" and record.block == 3 else repeats
 
     path = make_cell(change=changing_rounds(short), blocks=6, runs=1)
-    analyse_cell(path)  # in processes of their own they may have as many as they like
-    message = r"runs/b03-p0\d-seq_map\.json: 'decode.*' has 2 repeats of dispatch_us, but bin"
-    with pytest.raises(RecordError, match=message):
-        analyse_cell(in_process(path))
+    apart = analyse(path)  # in processes of their own they may have as many as they like
+    assert apart.cell.rows[0].comparison("seq_map").verdict != "invalid"
+    row = analyse(in_process(path)).cell.rows[0]
+    reason = (
+        r"seq_map has 2 repeats of dispatch_us in runs/b03-p0\d-seq_map\.json, but bin.* has 3 in"
+    )
+    assert row.comparison("seq_map").verdict == "invalid"
+    assert re.match(reason, row.comparison("seq_map").reason)
+    assert row.comparison("control").effect_pct is not None
 
 
 def test_a_round_without_a_logarithm_is_inconclusive(make_cell):
@@ -276,19 +284,17 @@ def test_rounds_are_not_independent_samples():
 
 @pytest.mark.parametrize("other", [{"unit": "ms"}, {"better": "higher"}])
 def test_arms_that_report_a_metric_in_other_units_are_not_compared(make_cell, other):
-    """Arms of own kinds may; the other arms keep their comparisons."""
+    """Arms of own kinds may; the other arms, and the other cases, keep their comparisons."""
 
     def change(record):
         if record.arm != "seq_map":
             return record
-        cases = (
-            replace(case, metrics=tuple(replace(m, **other) for m in case.metrics))
-            for case in record.cases
-        )
-        return replace(record, cases=tuple(cases))
+        one, two = record.cases
+        own = tuple(replace(metric, **other) for metric in one.metrics)
+        return replace(record, cases=(replace(one, metrics=own), two))
 
     unit, better = {"unit": "us", "better": "lower", **other}.values()
-    analysis = analyse(make_cell(cases=("one",), change=change))
+    analysis = analyse(make_cell(cases=("one", "two"), change=change))
     row = analysis.cell.rows[0]
     assert (row.unit, row.better, row.arms["seq_map"].n) == ("us", "lower", 0)
     assert (row.comparison("seq_map").verdict, row.comparison("seq_map").reason) == (
@@ -298,7 +304,22 @@ def test_arms_that_report_a_metric_in_other_units_are_not_compared(make_cell, ot
     )
     assert row.comparison("control").effect_pct is not None
     assert row.comparison("control").verdict != "invalid"
+    assert analysis.cell.rows[1].comparison("seq_map").verdict == "better"
     with pytest.raises(FormatError, match=f"seq_map reports dispatch_us in {unit}"):
         benchstat([analysis])
     first, *_ = build_rows(sorted(analysis.data.records, key=lambda r: r.arm != "seq_map"))
     assert (first.unit, first.better) == ("us", "lower")
+
+
+def test_an_export_without_units_refuses_cells_in_different_ones(make_cell):
+    def change(record):
+        (case,) = record.cases
+        own = tuple(replace(metric, unit="ms") for metric in case.metrics)
+        return replace(record, cases=(replace(case, metrics=own),))
+
+    cells = [analyse(make_cell("s/a", cases=("one",)))]
+    assert benchstat(cells * 2)
+    cells.append(analyse(make_cell("s/b", cases=("one",), change=change)))
+    line = r"names no units, and binary_search reports dispatch_us in ms \(lower is better\), other"
+    with pytest.raises(FormatError, match=line):
+        benchstat(cells)

@@ -1,4 +1,4 @@
-"""A goodput of 0 is a result: of its own arm, and of no other."""
+"""A goodput of 0 is a result, as is 0 of other metrics: of its own arm, and of no other."""
 
 from dataclasses import replace
 
@@ -134,12 +134,14 @@ def test_every_format_shows_an_effect_without_a_percentage(analysed, capsys):
     assert "nan" not in (study / "report.md").read_text().replace("tenant", "")
 
 
-@pytest.mark.parametrize("value", [0.0, -3.0])
+@pytest.mark.parametrize(
+    ("value", "word", "effect"), [(0.0, "worse", -100.0), (-3.0, "inconclusive", None)]
+)
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 def test_a_value_that_is_not_above_0_leaves_the_other_arms_their_answers(
-    make_cell, isolation, value
+    make_cell, isolation, value, word, effect
 ):
-    """No arm was compared, for want of a "complete block with values above 0"."""
+    """No arm was compared of a metric of one's own; later, none with 0 was."""
 
     def change(record):
         record = with_goodput({**FULL, "fast": 12.0, "slow": value})(record)
@@ -157,4 +159,5 @@ def test_a_value_that_is_not_above_0_leaves_the_other_arms_their_answers(
     )  # fmt: skip
     assert arms["fast"].verdict == "better" and arms["fast"].effect_pct == pytest.approx(20, abs=1)
     assert arms["control"].effect_pct == pytest.approx(0, abs=1)
-    assert arms["slow"].verdict == "inconclusive" and arms["slow"].effect_pct is None
+    assert arms["slow"].verdict == word
+    assert arms["slow"].effect_pct == (effect and pytest.approx(effect, abs=0.5))

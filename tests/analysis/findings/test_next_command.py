@@ -84,7 +84,7 @@ def test_more_blocks_do_not_repair_a_failed_gate(make_cell, blocks):
 
     noisy = {"effects": {"seq_map": 1.01}, "noise": 0.03, "cases": ("one",), "seed": 3}
     cell = make_cell(NAME, blocks=blocks, runs=1, change=change, **noisy)
-    assert "vacuous" in analyse(cell).causes("seq_map", None)[0] and command(cell) is None
+    assert "vacuous" in analyse(cell).causes("seq_map")[0] and command(cell) is None
 
 
 def test_the_command_names_the_folders_of_the_users_files(make_cell):

@@ -26,7 +26,7 @@ def cell(rows, treatment_arms=(), effects=(), invalid=()):
         }
         for one in effects
     ]
-    causes = lambda arm, metric: ["outputs differ"] * (arm in invalid)  # noqa: E731
+    causes = lambda arm, row: ["outputs differ"] * (arm in invalid)  # noqa: E731
     return SimpleNamespace(rows=rows, data=data, comparisons=comparisons, causes=causes)
 
 

@@ -72,3 +72,24 @@ def test_a_family_of_cells_is_adjusted_for_the_largest_number_of_arms(make_cell)
     assert [one.p_adjusted for one in family] == pytest.approx(expected)
     assert list(summarise_study(path.parent, cells).family) == family
     assert summarise_study(path, cells[:1]).family == ()
+
+
+def test_a_goodput_of_0_leaves_no_arm_out_of_the_family(make_cell):
+    """The row left it, and the p of all others came from too small a family."""
+
+    def change(record):
+        rng = np.random.default_rng([record.block, record.position])
+        value = 0.0 if (record.arm, record.block) == ("slow", 3) else 10.0 + rng.normal(0, 0.1)
+        (case,) = record.cases
+        metric = replace(case.metrics[0], name="goodput_req_s", unit="req/s", repeats=(value,))
+        return replace(record, cases=(replace(case, metrics=(metric,)),))
+
+    cells = [
+        cell_summary(AnalysisCache().cell(make_cell(
+            name, requests=True, blocks=8, runs=1, effects={"fast": 1.0, "slow": 1.0},
+            metrics=["goodput_req_s"], change=change,
+        )))
+        for name in ("s/a", "s/b")
+    ]  # fmt: skip
+    members = [(one.cell, one.arm) for one in study_family(cells)]
+    assert members == [(cell, arm) for cell in ("a", "b") for arm in ("fast", "slow")]

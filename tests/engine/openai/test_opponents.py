@@ -17,6 +17,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.verdict_sentences import summary_verdict
+from labkit.analysis.model.result_row import Row
 from labkit.config import Engine, OpenAIServer, Workload
 from labkit.engine import openai
 from labkit.experiment.worker.run_failures import failure_of
@@ -120,7 +121,8 @@ def test_a_server_that_fails_or_miscounts_gets_no_verdict(opponent, honest, stud
     stub.modes |= set(modes)
     other = measured(engine)
     analysis = study(honest, other)
-    reasons = [*analysis.causes("server", "total_tok_s"), *caveats(analysis)]
+    row = Row("all", "total_tok_s")
+    reasons = [*analysis.causes("server", row), *caveats(analysis)]
     assert any(why in reason for reason in reasons), reasons
     assert not any("request r1: request" in reason for reason in reasons), reasons
     for one in (analysis, study(other, honest)):
@@ -141,7 +143,7 @@ def test_an_honest_server_gets_a_verdict(opponent, honest, study, modes):
     (case,), (own,) = honest.cases, other.cases
     analysis = study(honest, replace(other, cases=(replace(own, metrics=case.metrics),)))
     (one,) = [one for row, one in analysis.cell.compared if row.primary]
-    assert one.verdict in ("inconclusive", "equivalent") and not analysis.causes("server", None)
+    assert one.verdict in ("inconclusive", "equivalent") and not analysis.causes("server")
     bundled = [line for line in caveats(analysis) if "a chunk of its stream holds" in line]
     assert len(bundled) == ("bundles" in modes)
     assert not bundled or "holds 1.9 tokens on average" in bundled[0]
