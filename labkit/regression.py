@@ -5,8 +5,8 @@ or an ablation, labkit's or one in ``--config-dir DIR``; the arms of an ablation
 one. Every test is an ordinary study of the arms ``base`` and ``head`` with an A/A control, in live
 processes that take turns. Arguments ``key=value`` and ``~key`` are overrides of these studies,
 which share the time of ``--minutes``. Exit codes, as ``git bisect run`` reads them: 0 if no primary
-row is worse by the margin or more; 1 if a row is; 125 if a row or a whole NAME is undecided, a
-revision does not run, or the program fails; 2 for a mistake in the command, at which a bisection
+row is worse by the margin or more; 1 if a row is worse; 125 if a row or a whole NAME is undecided,
+a revision does not run, or the program fails; 2 for a mistake in the command, at which a bisection
 must stop (see docs/regression.md); 130 if interrupted, 141 if nobody reads the output.
 """
 

@@ -18,6 +18,7 @@ from labkit.cli import hydra_arguments, run_study, study_composer
 from labkit.cli.shell_completion import completion_script
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
+from labkit.experiment.hydra.job_launchers import JobLauncher
 from labkit.models.gguf import gguf_writer
 
 ROOT = Path(__file__).parent.parent
@@ -540,3 +541,31 @@ def test_an_interrupt_while_modules_are_loaded_is_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="130"):
         runpy.run_module("labkit", run_name="__main__")
     assert capsys.readouterr().err == "labkit: interrupted\n"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_interrupt_after_the_runs_gives_the_command_that_continues(monkeypatch, capsys, waits):
+    class Jobs:
+        def wait(self):
+            if waits:
+                raise KeyboardInterrupt
+
+        def running(self):
+            return ["7"] if waits else []
+
+    class Study:
+        def finish(self, pictures):
+            raise KeyboardInterrupt
+
+        def decided(self):
+            return ["decided: all"]
+
+    launcher = JobLauncher("slurm", "x.SlurmLauncher", "basic", is_search=False)
+    monkeypatch.setattr(JobLauncher, "watch_jobs", lambda self: Jobs())
+    monkeypatch.setattr(run_study, "run_hydra", lambda argv, study: None)
+    assert run_study._measure(Study(), [], launcher, "the command", pictures=False) == 130
+    job = "; Slurm job 7 keeps running" if waits else ""
+    assert capsys.readouterr().err == (
+        "labkit: decided: all\n"
+        f"labkit: interrupted; all records are kept{job}. Continue with: the command\n"
+    )

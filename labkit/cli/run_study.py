@@ -83,19 +83,20 @@ def _measure(
 
     jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     try:
-        run_hydra(argv, study)
+        try:
+            run_hydra(argv, study)
+        except Exception as error:
+            if not is_lost_job(error):
+                raise
+            lost_jobs = [str(error).split("\n")[0]]
+        jobs.wait()
+        status = study.finish(pictures)
     except KeyboardInterrupt:
         for line in study.decided():
             say(line)
         running = "".join(f"; Slurm job {job} keeps running" for job in jobs.running())
         say(f"interrupted; all records are kept{running}. Continue with: {again}")
         return 130
-    except Exception as error:
-        if not is_lost_job(error):
-            raise
-        lost_jobs = [str(error).split("\n")[0]]
-    jobs.wait()
-    status = study.finish(pictures)
     if not launcher.is_local:
         missing = [*(jobs.failures() or lost_jobs), *study.unfinished()]
         for line in missing:
