@@ -64,6 +64,7 @@ class Service:
     ) -> None:
         self.options = options
         self.name = name
+        self.engine_name = engine.name
         self.tokenizer = tokenizer
         self.takes_priorities = takes_priorities
         escapes = options.special_tokens_in_content is config.SpecialTokens.escape
