@@ -6,13 +6,17 @@ import socket
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from labkit import config, serve
 from labkit.config import Attention, Engine, ServeConfig, from_plain, to_plain
+from labkit.engine import engine_factory
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCacheFactory
+from labkit.engine.parallel.rank_messages import RankFailure
+from labkit.engine.user_classes import UserClassError
 from labkit.server import __main__ as server
 
 
@@ -163,6 +167,25 @@ def test_an_own_engine_that_fails_at_the_warm_up_is_refused(tmp_path, monkeypatc
     line = r"^the engine cannot generate: engine.name=own_stuck:Stuck: step\(\) .*KeyError: 'gone'"
     with pytest.raises(EngineError, match=line):
         server._create_engine(Engine(name="own_stuck:Stuck"), model)
+
+
+def of_a_rank(error):
+    return RankFailure.from_exception(error).to_exception(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (of_a_rank(UserClassError("queue=a:B: key() failed", "a:B")),
+         r"rank 1: UserClassError: queue=a:B: key\(\) failed"),
+        (of_a_rank(RuntimeError("[ring] no\nsocket")), r"rank 1: \[ring\] no socket"),
+        (MemoryError(), "MemoryError"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_fails_at_its_start_is_refused_in_one_line(monkeypatch, error, line):
+    monkeypatch.setattr(engine_factory, "create", Mock(side_effect=error))
+    with pytest.raises(EngineError, match=f"^the engine cannot generate: {line}$"):
+        server._create_engine(Engine(), SimpleNamespace(path="none", vocab_size=64))
 
 
 @pytest.mark.parametrize("option", ["backend", "resolver"])

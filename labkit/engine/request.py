@@ -170,11 +170,11 @@ class SamplingParams:
         self._check_types()
         logprobs, scored, seed = self.logprobs, self.prompt_logprobs, self.seed
         for name, is_valid, allowed in (
-            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("temperature", self.temperature >= 0, "0 or more"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "0 (off) to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2"),
             ("logprobs", 0 <= (logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or None"),
@@ -191,8 +191,8 @@ class SamplingParams:
     def _check_types(self) -> None:
         """Check the numbers here, because a wrong type would fail in a step of the whole batch."""
         for name in NUMBERS:
-            if not isinstance(getattr(self, name), Real):
-                raise ValueError(f"{name}={getattr(self, name)!r}: not a number")
+            if not _is_finite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r}: not a finite number")
         for name, nullable in INTEGERS.items():
             value = getattr(self, name)
             if value is not None or not nullable:
@@ -242,12 +242,20 @@ def _checked_bias(bias: Mapping[int, float]) -> LogitBias:
         raise ValueError("logit_bias: not a mapping of token ids to numbers")
     checked: dict[int, float] = {}
     for token, value in zip(as_integers("logit_bias", bias), bias.values(), strict=True):
-        if token < 0 or not (isinstance(value, Real) and math.isfinite(value)):
+        if token < 0 or not _is_finite(value):
             raise ValueError(
                 f"logit_bias={{{token}: {value!r}}}: the id must be 0 or more, the bias finite"
             )
         checked[token] = float(value)
     return LogitBias(checked)
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number that a float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +284,13 @@ def as_integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     Raises ``ValueError`` if ``values`` cannot be iterated over, or a value is not an integer.
     """
     values = _as_tuple(name, values)
+    remaining = iter(values)
     try:
-        return tuple(map(operator.index, values))
+        return tuple(map(operator.index, remaining))
     except TypeError:
-        wrong = next(value for value in values if not hasattr(value, "__index__"))
-        raise ValueError(f"{name}: {wrong!r} is not an integer") from None
+        wrong = values[-1 - operator.length_hint(remaining)]  # the last that was taken
+        text = " ".join(repr(wrong).split())  # an array has several lines
+        raise ValueError(f"{name}: {text} is not an integer") from None
 
 
 def _as_tuple(name: str, values: Iterable[Any]) -> tuple[Any, ...]:

@@ -119,7 +119,7 @@ class StepLoop:
         self._parts = StepParts(
             self._schedule, self._draft, self._build, self._sample, self._update
         )
-        self._untraced: tuple[StepParts, RunModel] | None = None
+        self._untraced: tuple[StepParts, Callable[[], RunModel]] | None = None
         self._step_counters = {
             "steps.total": 1,
             f"pipeline.{pipeline.value}": 1,
@@ -129,14 +129,15 @@ class StepLoop:
 
     def trace(self, trace: StepTrace) -> None:
         """Let a trace time the parts of every step, until clocks do."""
-        self._untraced = self._parts, self._launcher.run_model
-        self._parts = trace.time_parts(self._parts)
-        self._launcher.run_model = trace.time_model(self._launcher.run_model)
+        traced = trace.time_model(self._launcher.run_model)
+        self._untraced = self._parts, traced.end
+        self._parts, self._launcher.run_model = trace.time_parts(self._parts), traced
 
     def time_steps(self, clocks: StepClocks) -> None:
         """Let clocks time every step from now on, and no trace."""
         if self._untraced is not None:
-            self._parts, self._launcher.run_model = self._untraced
+            self._parts, end_trace = self._untraced
+            self._launcher.run_model = end_trace()
         self._parts = clocks.time_parts(self._parts)
         clocks.time_launcher(self._launcher)
 

@@ -88,7 +88,9 @@ class StepTrace:
         self._chunks_left = MAX_CHUNKS
         self._steps: list[TracedStep] = []
         self._num_steps = 0
-        self._open: dict[int, TracedStep] = {}  # by the id of the scheduler's output, or of a batch
+        # By the id of the scheduler's output, or of a batch. These are held: a step that is dropped
+        # stays here, and no later batch may have its id.
+        self._open: dict[int, tuple[object, TracedStep]] = {}
         self._tables: dict[str, BlockTable] = {}  # of the previous step
         self._preemptions: dict[str, int] = {}
         self._draft_times = 0.0, 0.0  # of the step that is being scheduled
@@ -116,7 +118,7 @@ class StepTrace:
                 batch = parts.build(scheduled)
             if step is not None:
                 step.cu_seqlens_q, step.padding = batch.cu_seqlens_q, batch.padding
-                self._open[id(batch)] = step
+                self._open[id(batch)] = batch, step
             return batch
 
         def sample(pending: PendingStep, logits: Logits) -> ComputedStep:
@@ -139,7 +141,7 @@ class StepTrace:
 
         return StepParts(schedule, draft, build, sample, update)
 
-    def time_model(self, run_model: RunModel) -> RunModel:
+    def time_model(self, run_model: RunModel) -> TracedRunModel:
         return TracedRunModel(run_model, self)
 
     def span(self, key: object, part: str) -> Span:
@@ -167,7 +169,7 @@ class StepTrace:
             used_bytes=scheduler.num_computed_tokens * self._cache.token_bytes,
         )
         self._steps.append(step)
-        self._open[id(scheduled)] = step
+        self._open[id(scheduled)] = scheduled, step
         return step
 
     def _changed_tables(self) -> tuple[dict[str, tuple[int, Ints]], list[str]]:
@@ -204,7 +206,8 @@ class StepTrace:
 
     def step_of(self, key: object) -> TracedStep | None:
         """Return the traced step of a ``SchedulerOutput`` or a ``Batch``, if it has not ended."""
-        return self._open.get(id(key))
+        _, step = self._open.get(id(key), (None, None))
+        return step
 
     def report(self) -> dict[str, Any]:
         requests = {
@@ -314,7 +317,7 @@ class TracedRunModel:
         self._run_model = run_model
         self._trace = trace
         if isinstance(run_model, ModelRunner):
-            memory = run_model.memory
+            memory = self._memory = run_model.memory
 
             def plan(batch: Batch) -> tuple[Batch, StepAttention]:
                 with trace.span(batch, "plan") as step:
@@ -324,6 +327,12 @@ class TracedRunModel:
                 return padded, attention
 
             run_model.memory = memory._replace(prepare_step=plan)
+
+    def end(self) -> RunModel:
+        """Stop timing; return the function that was timed."""
+        if isinstance(self._run_model, ModelRunner):
+            self._run_model.memory = self._memory
+        return self._run_model
 
     def __call__(self, batch: Batch) -> Logits:
         """Run a step; see ``ModelRunner``. A pipelined engine calls this in its worker thread."""

@@ -105,17 +105,16 @@ def load(options: ServeConfig) -> tuple[ModelDir, Tokenizer, InferenceEngine]:
 def _create_engine(options: Engine, model: ModelDir) -> InferenceEngine:
     """Create an engine and warm it up; raise ``EngineError`` if it, or a user's class, fails."""
     from labkit.engine.engine_factory import create
-    from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, StaleLaunchError
-    from labkit.engine.parallel.rank_processes import RankError
-    from labkit.engine.user_classes import UserClassError
+    from labkit.engine.engine_protocol import EngineError
+    from labkit.machine.exception_text import one_line
     from labkit.server.generation.engine_thread import warm_up
 
     requests = min(MAX_WARM_UP_REQUESTS, options.scheduler.max_num_seqs)
     try:
         engine = create(options, model.path)
         warm_up(engine, requests, model.vocab_size)
-    except (InvalidLogitsError, RankError, StaleLaunchError, UserClassError) as error:
-        raise EngineError(f"the engine cannot generate: {error}") from error
+    except (MemoryError, RuntimeError) as error:  # NaN, a rank, MLX, a user's class
+        raise EngineError(f"the engine cannot generate: {one_line(error)}") from error
     return engine
 
 

@@ -342,6 +342,7 @@ def test_the_lower_priority_is_served_first(tiny):
         ([0], "prompts and priorities must be equally many, not 2 and 1"),
         (None, "^priority: None is not an integer"),
         (["high", 0], "^priority: 'high' is not an integer"),
+        (np.array([[0, 1]]), r"^priority: array\(\[0, 1\]\) is not an integer"),
     ],
 )
 def test_a_priority_that_would_change_nothing_is_refused(llm, priority, reason):

@@ -25,21 +25,24 @@ ACCEPTED = {
     "stop_token_ids": ((), (0,), [np.int32(3)]),
 }
 REFUSED = {
-    "temperature": (-1e-9, math.inf, math.nan, "1", None),
+    "temperature": (-1e-9, math.inf, math.nan, 10**400, "1", None),
     "top_k": (-1, 1.0, None),
     "top_p": (0, 1.0001, math.nan, None),
     "min_p": (-1e-9, 1.0001, None),
-    "repetition_penalty": (0, math.inf, None),
+    "repetition_penalty": (0, math.inf, 10**400, None),
     "presence_penalty": (-2.0001, 2.0001, "0"),
     "frequency_penalty": (-2.0001, 2.0001, "0"),
     "logprobs": (-1, 21, 1.5),
     "prompt_logprobs": (-1, 1.5),
     "max_tokens": (0, 1.5, None),
     "seed": (-1, 1 << 64, 1.5),
-    "logit_bias": ({-1: 0.0}, {0: math.inf}, {0: "1"}, {"0": 1.0}, None, [1, 2], np.zeros((2, 2))),
+    "logit_bias": (
+        {-1: 0.0}, {0: math.inf}, {0: 10**400}, {0: "1"}, {"0": 1.0}, None, [1, 2],
+        np.zeros((2, 2)),
+    ),
     "stop": ("", ["a", ""], [1], None, 5),
-    "stop_token_ids": ((1.5,), ("a",), None, 2),
-}
+    "stop_token_ids": ((1.5,), ("a",), np.zeros((2, 99), int), None, 2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

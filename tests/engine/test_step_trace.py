@@ -172,6 +172,19 @@ def test_a_trace_is_bounded(monkeypatch):
     assert 0 < sum(chunks) <= 7 and not trace._open
 
 
+def test_a_step_that_was_dropped_gets_nothing_of_later_ones():
+    free = solo([3, 1, 4], 12)
+    engine = make("overlap", max_num_seqs=1)
+    trace = engine.trace_steps(free.index(free[3]) + 2, itertools.count().__next__)
+    run(engine, [request("a", [3, 1, 4], 12, stop_token_ids=(free[3],))])
+    engine.counters()  # waits for the last step
+    report = trace.report()
+    assert "update" not in report["steps"][-1]["times_us"]  # its one row was computed in vain
+    for index in range(50):
+        run(engine, [request(f"r{index}", [index], 9)])
+    assert trace.report()["steps"] == report["steps"]
+
+
 def test_without_a_trace_none_of_it_runs():
     engine = make("sync")
     assert type(engine._loop) is StepLoop and isinstance(engine, StepTracing)

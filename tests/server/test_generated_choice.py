@@ -173,6 +173,20 @@ def test_a_priority_reaches_an_engine_whose_queue_takes_it(tmp_path):
     run_scenario(scenario, tmp_path, takes_priorities=True)
 
 
+def test_mlx_lm_s_engine_is_said_to_take_no_priorities(tmp_path):
+    async def scenario(service, engine):
+        body = {"model": "fake", "prompt": "a", "priority": 1}
+        for name, reason in (
+            ("paged", "needs engine.scheduler.queue="),
+            ("mlx_lm", "engine=mlx_lm "),
+        ):
+            service.engine_name = name
+            error = json.loads((await post(service, COMPLETIONS, body))[1])["error"]
+            assert error["message"].startswith(f"priority=1: {reason}")
+
+    run_scenario(scenario, tmp_path)
+
+
 def test_an_engine_without_log_probabilities_of_prompts_is_an_error(tmp_path):
     async def scenario(service, engine):
         body = {"model": "fake", "prompt": "ab", "prompt_logprobs": 0, "max_tokens": 1}

@@ -258,6 +258,7 @@ def test_metrics_count_a_request(server, client):
             metric(server, "vllm:inter_token_latency_seconds_count"),
             metric(server, "vllm:request_queue_time_seconds_count"),
             metric(server, "vllm:request_prefill_time_seconds_count"),
+            metric(server, "vllm:request_params_max_tokens_sum"),
             metric(server, "vllm:iteration_tokens_total_sum"),
         ]
 
@@ -265,12 +266,13 @@ def test_metrics_count_a_request(server, client):
     response = client.completions.create(**HELLO, max_tokens=5)
     prompt = response.usage.prompt_tokens
     deltas = [after - old for after, old in zip(counts(), before, strict=True)]
-    assert deltas == [prompt, 5, 1, 1, 4, 1, 1, prompt + 4]
+    assert deltas == [prompt, 5, 1, 1, 4, 1, 1, 5, prompt + 4]
     before = counts()  # of the prompt alone, the token that the engine generates is dropped
-    usage = client.completions.create(**HELLO, max_tokens=0, echo=True).usage
-    assert usage.completion_tokens == 0
+    stop = {"logit_bias": {"300": 100}, "extra_body": {"stop_token_ids": [300]}}
+    response = client.completions.create(**HELLO, max_tokens=0, echo=True, **stop)
+    assert (response.usage.completion_tokens, response.choices[0].finish_reason) == (0, "length")
     deltas = [after - old for after, old in zip(counts(), before, strict=True)]
-    assert deltas[:7] == [prompt, 0, 1, 0, 0, 1, 0]
+    assert deltas[:8] == [prompt, 0, 1, 0, 0, 1, 0, 0]
 
 
 def test_metrics_have_vllms_names(server):

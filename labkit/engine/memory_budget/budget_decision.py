@@ -95,7 +95,7 @@ class PolicyInputs:
         return sum(part.bytes for part in self.fixed_parts())
 
     def blocks_under(self, ceiling: int) -> int:
-        """Return how many KV blocks fit under ``ceiling`` bytes; negative if no other part fits."""
+        """Return how many blocks fit in ``ceiling`` bytes; negative if the fixed parts do not."""
         return (ceiling - self.fixed_bytes()) // self.block_bytes
 
     def pool_part(self, num_blocks: int) -> MemoryPart:

@@ -56,6 +56,8 @@ ONE_AT_A_TIME = (
     "set engine=openai engine.server.preset=mlx_lm, whose server computes one request at a time"
 )
 MAX_NAMES = 4  # of parameters in a message
+# What a model class of mlx_lm raises if config.json does not describe a whole model.
+CONFIG_MISTAKES = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 # Settings of models in which an indexer selects the keys that a query attends to.
 INDEXER_SETTINGS = ("index_topk", "index_topk_blocks")
 
@@ -206,7 +208,7 @@ def _module(model_type: str, architectures: str | Sequence[str] | None = None) -
 def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any:
     try:
         return module.Model(module.ModelArgs.from_dict(settings))
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except CONFIG_MISTAKES as error:
         reason = one_line(error)
         raise EngineError(
             f"{model_dir / 'config.json'} does not describe a whole model ({reason})"

@@ -13,6 +13,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.model_copies import mlx_lm_directory
 from labkit.engine.model.model_loader import (
+    CONFIG_MISTAKES,
     ONE_AT_A_TIME,
     config_errors,
     is_batchable,
@@ -52,7 +53,7 @@ def load(
         model_directory.find_weights(Path(model_dir), f"engine=mlx_lm: {model_dir}")
     try:
         model, settings = load_model(mlx_lm_directory(Path(model_dir)))
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (OSError, RuntimeError, *CONFIG_MISTAKES) as error:
         raise EngineError(f"engine=mlx_lm: {model_dir}: {some_names(error)}") from None
     compute_dtype.cast_parameters(model, loading)
     caches = make_prompt_cache(model)

@@ -121,9 +121,9 @@ class NullServer:
         await stream.done.wait()
 
 
-async def run(port: int, first_ms: float, interval_ms: float) -> None:
+async def run(port: int) -> None:
     """Serve until the process is killed."""
-    server = NullServer(first_ms, interval_ms)
+    server = NullServer(FIRST_TOKEN_MS, TOKEN_INTERVAL_MS)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", port, backlog=4096)
     async with listening:
         await server.tick()
@@ -133,10 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m labkit.engine.openai.null_server")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--first-ms", type=float, default=FIRST_TOKEN_MS)
-    parser.add_argument("--between-ms", type=float, default=TOKEN_INTERVAL_MS)
-    options = parser.parse_args(argv)
-    asyncio.run(run(options.port, options.first_ms, options.between_ms))
+    asyncio.run(run(parser.parse_args(argv).port))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from labkit.engine.parallel.rank_messages import (
 )
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 from labkit.engine.step_loop import NoScheduleCheck
+from labkit.engine.user_classes import UserClassError
 from labkit.machine.processes import parent_death
 
 
@@ -94,7 +95,7 @@ class RankWorker:
         except (RankShutdown, BrokenPipeError, ConnectionResetError):
             return 0
         except Exception as error:
-            if not isinstance(error, EngineError):
+            if not isinstance(error, EngineError | UserClassError):  # one line says it all
                 traceback.print_exc()
             self._pipe.send(RankFailure.from_exception(error))
             return 1

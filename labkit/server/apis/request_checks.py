@@ -152,8 +152,10 @@ def requested_priority(service: Service, priority: int | None) -> int:
     Raises ``ApiError`` if it is another one, and the engine's queue takes none.
     """
     if priority and not service.takes_priorities:
-        needed = "needs engine.scheduler.queue=priority, or a queue class of your own"
-        raise invalid(f"priority={priority}: {needed}", "priority")
+        reason = "needs engine.scheduler.queue=priority, or a queue class of your own"
+        if service.engine_name == "mlx_lm":
+            reason = "engine=mlx_lm takes no priorities"
+        raise invalid(f"priority={priority}: {reason}", "priority")
     return priority or 0
 
 

@@ -112,13 +112,13 @@ class Generation:
         except Exception as error:  # the tokenizers library failed; other requests must go on
             self.fail(internal_error(error))
             return
+        token = None if event.token == NO_TOKEN else event.token
+        if self.prompt_only:  # the token that is dropped may be one that ends a request
+            token, text, reason = None, "", "length"
         if reason is not None:
             self._unfinished.discard(event.request_id)
             self._on_end(event.request_id, event.finish_reason is None, reason)
-        token = None if event.token == NO_TOKEN else event.token
         finish_reason: Any = reason
-        if self.prompt_only:
-            token, text, finish_reason = None, "", "length"
         self._outputs.append(
             TokenOutput(
                 index,

@@ -144,7 +144,6 @@ class Metrics:
         self._generation_tokens.inc(times.tokens)
         self.observe("request_prompt_tokens", prompt_tokens)
         self.observe("request_generation_tokens", times.tokens)
-        self.observe("request_params_max_tokens", request.params.max_tokens)
         self.observe("e2e_request_latency_seconds", now - times.arrived)
         if times.admitted is None:
             return

@@ -64,6 +64,7 @@ class Service:
     ) -> None:
         self.options = options
         self.name = name
+        self.engine_name = engine.name
         self.tokenizer = tokenizer
         self.takes_priorities = takes_priorities
         escapes = options.special_tokens_in_content is config.SpecialTokens.escape
@@ -209,12 +210,13 @@ class Service:
         (None: that of ``params``). ``single_call_parser`` returns a parser that ends a choice after
         its first tool call, or None if calls do not end a choice. With ``prompt_only``, outputs
         have no tokens: ``params`` must have ``max_tokens=1``, because the engine generates one
-        token at least. Raises ``ApiError`` if the server is full or cannot serve, or the request
-        alone exceeds ``server.max_live``.
+        token at least. ``priority`` is that of every engine request. Raises ``ApiError`` if the
+        server is full or cannot serve, or the request alone exceeds ``server.max_live``.
         """
         reason = self.unhealthy_reason(in_preparation=True)
-        if reason is not None or self._thread is None:
-            raise ApiError(503, reason or "the server has not started")
+        if reason is not None:
+            raise ApiError(503, reason)
+        assert self._thread is not None
         count = len(prompts) * n
         self.check_num_completions(count)
         self._check_room(count)
@@ -249,8 +251,9 @@ class Service:
     async def reset_prefix_cache(self) -> None:
         """Evict the prefix cache. Raises ``ApiError`` if requests are live or it fails."""
         reason = self.unhealthy_reason()
-        if reason is not None or self._thread is None:
-            raise ApiError(503, reason or "the server has not started")
+        if reason is not None:
+            raise ApiError(503, reason)
+        assert self._thread is not None
         if self._live:
             raise ApiError(
                 409,
@@ -278,7 +281,10 @@ class Service:
             self._thread.abort(request_id)
         self._running.discard(request_id)
         metrics, times = self.metrics, generation.times[request_id]
-        metrics.record_end(generation.requests[request_id], times, time.monotonic(), reason)
+        request = generation.requests[request_id]
+        max_tokens = 0 if generation.prompt_only else request.params.max_tokens
+        metrics.observe("request_params_max_tokens", max_tokens)
+        metrics.record_end(request, times, time.monotonic(), reason)
 
     def _deliver(self, step: EngineStep) -> None:
         """Pass a step's events to the generations they belong to, and wake their readers."""

@@ -8,7 +8,7 @@ import pytest
 from small_models import CONFIGS, build_model_dir
 
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model import model_loader
+from labkit.engine.model import model_loader, unpatched_loader
 from labkit.engine.model.compute_dtype import MatrixStorage, WeightLoading
 from labkit.engine.model.model_loader import load_model
 from labkit.models.synthetic import train_bpe
@@ -135,6 +135,19 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
 def test_unloadable_models_are_refused_in_one_line(model_dir, tmp_path, changes, words):
     with pytest.raises(EngineError, match=words) as caught:
         load_model(copy_with(model_dir, tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": 0}, "division by zero"),
+        ({"rope_parameters": "none"}, "has no attribute"),
+    ],
+)
+def test_mlx_lm_s_loader_refuses_them_in_one_line(model_dir, tmp_path, changes, words):
+    with pytest.raises(EngineError, match=f"^engine=mlx_lm: .*{words}") as caught:
+        unpatched_loader.load(copy_with(model_dir, tmp_path, **changes))
     assert "\n" not in str(caught.value)
 
 

@@ -7,6 +7,7 @@ import time
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from process_state import running
@@ -17,6 +18,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import rank_processes, tensor_parallel_engine
 from labkit.engine.parallel.rank_messages import RankCall
 from labkit.engine.parallel.rank_worker import RankWorker
+from labkit.engine.user_classes import UserClassError
 
 FAILING = (sys.executable, str(Path(__file__).with_name("failing_rank.py")))
 ROOT = Path(__file__).parents[3]
@@ -43,6 +45,20 @@ def test_a_rank_whose_pipe_closes_ends_without_an_error(capfd, monkeypatch, has_
     ours.close()
     assert worker.run() == 0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [(UserClassError("queue=a:B: key() failed", "a:B"), False), (ZeroDivisionError("x"), True)],
+)
+def test_a_mistake_of_a_user_s_class_is_no_traceback(capfd, monkeypatch, error, has_traceback):
+    ours, theirs = Pipe()
+    worker = RankWorker(theirs)
+    monkeypatch.setattr(worker, "_build", Mock(side_effect=error))
+    ours.send(RankCall("set_up"))
+    assert worker.run() == 1
+    assert ("Traceback" in capfd.readouterr().err) is has_traceback
+    assert ours.recv().message == f"{type(error).__name__}: {error}"
 
 
 def drain(engine):

@@ -118,6 +118,16 @@ def test_stalls_are_apart_and_what_the_client_waits_is_none():
     assert times[:, LEFT] == pytest.approx(0.01)
 
 
+def test_clocks_end_a_trace(model_dir):
+    engine = create(config.Engine(budget=config.Budget(blocks=64)), model_dir("qwen3"))
+    engine.trace_steps(9, lambda: pytest.fail("the trace goes on"))
+    engine.time_steps(time.perf_counter)
+    engine.submit(Request("r", prompts()[0], SamplingParams(max_tokens=2)))
+    while engine.has_work():
+        engine.step()
+    assert engine.counters()["steps.total"] > 0
+
+
 @pytest.mark.parametrize("rows", [3, 66])  # a larger step is not replayed
 def test_a_forward_is_divided_and_has_the_same_tokens(model_dir, rows):
     def tokens(timed):
