@@ -126,6 +126,9 @@ def test_the_queue_says_which_jobs_have_ended_and_how():
     assert list(states.values()) == ["RUNNING", "RUNNING", "COMPLETED", "NODE_FAIL", "GONE"]
     over = [job for job in watcher.jobs if watcher.is_done(job, "cache")]
     assert over == ["7_2", "7_3", "7_10"]
+    watcher._info_dict.update(watcher.read_info(b""))  # it forgets what has ended
+    states = [watcher.get_state(job, "cache") for job in watcher.jobs]
+    assert states == ["GONE", "GONE", "COMPLETED", "NODE_FAIL", "GONE"]
 
 
 SEARCH = "hydra/sweeper=search"

@@ -24,6 +24,7 @@ from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of, 
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits, pilot_of
 from labkit.experiment.schedule.time_allocation import CellPilot
+from labkit.experiment.schedule.time_limit import TimeLimit
 from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
 from labkit.workload.scoring import ScoringKind
 from labkit.workload.workload_protocols import CasePilot
@@ -197,6 +198,18 @@ def test_a_study_never_takes_more_than_said_and_a_fifth(make, now, num_requests,
     if slow == 2.0:
         assert any("blocks take longer than planned" in line for line in notes.lines)
     assert run(cell, Served(now)).ran == 0  # and the same command finds it finished
+
+
+@pytest.mark.parametrize(("block", "must_fit"), [(6, 1), (7, 2), (8, 0), (9, 1)])
+def test_a_cell_ends_before_a_block_after_which_it_could_no_longer_end_in_time(
+    make, block, must_fit
+):
+    design = replace(make().design, blocks=10)
+    cell = replace(make(), design=replace(design, looks=[config.PlannedLook(8, 0.01)]))
+    ended = [10.0 * i for i in range(block + 1)]  # a block takes 10 s
+    for left_s in (10.0 * must_fit - 1, 10.0 * must_fit):
+        limit = TimeLimit(cell, ended[-1] + left_s, ended, finished=0)
+        assert limit.ends_before(block) == (0 < left_s < 10 * must_fit), left_s
 
 
 @pytest.mark.parametrize(("num_requests", "block"), [(0, PILOT_BLOCK), (0, 1), (40, 1)])

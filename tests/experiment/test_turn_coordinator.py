@@ -28,6 +28,7 @@ from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.experiment.worker.turn_protocol import Channel, ProtocolError
 from labkit.experiment.worker.worker_status import SharedStatus
+from labkit.machine.processes import process_tree
 from labkit.workload.turn_order import Part, Round
 
 WORKER = Path(__file__).with_name("live_worker.py")
@@ -188,6 +189,24 @@ def test_a_worker_reads_for_how_long_it_was_stopped(three):
         assert others_s < log["stopped_s"] < log["alive_s"] - in_turn_s
 
 
+def test_a_stop_begins_before_the_processes_of_other_groups_are_stopped(tmp_path, monkeypatch):
+    """The more processes an arm had, the more time of each turn would be charged to it."""
+    now, send = [0.0], process_tree._send
+
+    def slow_send(process, number):
+        send(process, number)
+        now[0] += 1.0
+
+    clock = SimpleNamespace(**{**vars(time), "perf_counter": lambda: now[0]})
+    monkeypatch.setattr(turn_coordinator, "time", clock)
+    monkeypatch.setattr(process_tree, "time", clock)
+    monkeypatch.setattr(process_tree, "_send", slow_send)
+    _, logs = run(tmp_path, x="rounds")
+    # A second for the stop after each answer: hello, probed, loaded, parts, nine times done. The
+    # signals to continue are sent on the running clock.
+    assert logs["x"]["stopped_s"] == 13.0
+
+
 def test_threads_are_placed_before_turns_and_released_after_them(three, tmp_path, monkeypatch):
     """They are loaded one after the other; the three were together."""
     calls = []
@@ -272,7 +291,7 @@ STUDY = """
 import pathlib, random, sys
 sys.path.insert(0, {here!r})
 from labkit.experiment import Interrupted
-from labkit.experiment.launch import turn_coordinator
+from labkit.experiment.launch import child_process, turn_coordinator
 from test_turn_coordinator import commands
 try:
     endings = turn_coordinator.run(
@@ -304,8 +323,12 @@ def left(folder: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_alive_or_stopped_when_the_parent_is_ended(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "whole_job"),
+    [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGINT, False),
+     (signal.SIGTERM, True)],
+)  # fmt: skip
+def test_nothing_is_left_alive_or_stopped_when_the_parent_is_ended(tmp_path, number, whole_job):
     script = textwrap.dedent(STUDY).format(here=str(WORKER.parent), folder=str(tmp_path))
     study = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})
     end = time.monotonic() + 30
@@ -314,6 +337,8 @@ def test_nothing_is_left_alive_or_stopped_when_the_parent_is_ended(tmp_path, num
     ):  # others are stopped while one hangs
         assert time.monotonic() < end and study.poll() is None
         time.sleep(0.05)
+    for child in psutil.Process(study.pid).children(recursive=True) if whole_job else ():
+        child.send_signal(number)
     study.send_signal(number)
     assert study.wait(timeout=20) == (-number if number == signal.SIGKILL else 130)
     end = time.monotonic() + 2
@@ -345,8 +370,10 @@ def test_what_a_stopped_worker_started_ends_with_it_although_another_has_the_tur
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_z_stops_the_arm_that_has_the_turn_and_its_clock(tmp_path):
+@pytest.mark.parametrize("tick_s", [1.0, 0.001])  # the turn is shorter or longer
+def test_ctrl_z_stops_the_arm_that_has_the_turn_and_its_clock(tmp_path, tick_s):
     script = textwrap.dedent(STUDY).format(here=str(WORKER.parent), folder=str(tmp_path))
+    script = script.replace("try:", f"child_process.TICK_S = {tick_s}\ntry:")
     study = subprocess.Popen(
         [sys.executable, "-c", script.replace('y="hang"', 'y="ctrl_z"')],
         env={**os.environ, "PYTHONPATH": ROOT},

@@ -15,7 +15,7 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.config import Isolation
-from labkit.experiment.launch import child_process
+from labkit.experiment.launch import child_process, run_launcher
 from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
 from labkit.experiment.launch.run_launcher import (
     LiveLauncher,
@@ -28,7 +28,9 @@ from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import __main__ as worker
 from labkit.experiment.worker.run_failures import RunFailure, failure_of
 from labkit.machine.facts import fingerprint
+from labkit.machine.facts.machine_observer import MachineObserver
 from labkit.machine.processes import parent_death
+from labkit.machine.processes.listening_processes import NoListener
 from labkit.machine.worker_environment import worker_environment
 from labkit.records import Arm, Record, read_record, read_runs, write_json
 
@@ -294,6 +296,35 @@ def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_d
     commands = without_processes(monkeypatch, "seq_map", "MemoryError")
     run_cell(cell, launcher)
     assert any("pending" in word and "seq_map" in word for words in commands for word in words)
+
+
+@pytest.mark.parametrize(
+    ("urls", "servers"),
+    [([None], []), (["http://here", "http://here", "http://also"], [4, 8]), (["http://far"], None)],
+)
+def test_servers_that_labkit_did_not_start_are_observed_with_a_run(
+    make_cell, launcher, replace, monkeypatch, urls, servers
+):
+    def find_listeners(url):
+        if url == "http://far":
+            raise NoListener("far is not a loopback address")
+        return {"http://here": [8, 4], "http://also": [4]}[url]
+
+    observed = []
+
+    def observer(servers):
+        observed.append(servers)
+        return MachineObserver(servers)
+
+    monkeypatch.setattr(run_launcher, "find_listeners", find_listeners)
+    monkeypatch.setattr(run_launcher, "MachineObserver", observer)
+    without_processes(monkeypatch)
+    cell = make_cell(isolation=Isolation.in_process)
+    engines = [{"name": "openai", "server": {"url": url}} if url else {} for url in urls]
+    arms = zip(cell.arms, engines, strict=False)
+    cell = replace(cell, arms=tuple(replace(arm, config={"engine": one}) for arm, one in arms))
+    launcher.launch(cell.schedule(), cell)
+    assert observed == [servers]
 
 
 ORPHANED = """

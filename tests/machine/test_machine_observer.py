@@ -17,6 +17,7 @@ class System:
         self.now, self.own, self.busy, self.worker = 100.0, 5.0, 50.0, 0.0
         self.descendants = 30.0  # of earlier runs
         self.has_worker = True
+        self.server = 900.0
 
     def monotonic(self):
         return self.now
@@ -35,8 +36,7 @@ class System:
     def process_cpu_s(self, pid):
         if pid == os.getpid():
             return self.own + self.descendants
-        assert pid == 7
-        return self.worker
+        return {7: self.worker, 8: self.server}[pid]
 
     def process_memory(self, pid):
         if not self.has_worker:
@@ -88,6 +88,27 @@ def test_foreign_cores_beside_workers_that_take_turns(system):
         system.own += own
         observer.sample(os.getpid())
     assert observer.report()["samples"]["foreign_cores"] == [1.75, 0.2]
+
+
+@pytest.mark.parametrize("take_turns", [False, True])
+def test_servers_that_labkit_did_not_start_are_no_foreign_load(system, take_turns):
+    observer, unknown = MachineObserver([8]), MachineObserver(None)
+    worker = os.getpid() if take_turns else 7
+    for busy, server in ((5.0, 904.0), (5.0, 905.0)):
+        system.now += 2.0
+        system.busy, system.server = system.busy + busy, server
+        observer.sample(worker)
+        unknown.sample(worker)
+    assert observer.report()["samples"]["foreign_cores"] == [0.5, 2.0]
+    assert "foreign_cores" not in unknown.report()["samples"]
+
+
+def test_cpu_time_that_is_lost_with_its_process_is_not_foreign(system):
+    """On macOS only living processes are asked."""
+    observer = MachineObserver([8])
+    for system.now, system.busy, system.server in ((101.0, 51.0, 0.0), (102.0, 53.0, 0.5)):
+        observer.sample(7)
+    assert observer.report()["samples"]["foreign_cores"] == [None, 1.5]
 
 
 def test_an_hour_is_sampled_and_no_more(system):

@@ -25,6 +25,8 @@ def values(metrics):
 
 def ended(metrics, times, reason, tokens=()):
     """End a request of three prompt tokens at 20 s, after tokens at these times."""
+    if tokens:
+        metrics.record_prompt(3)
     for now in tokens:
         metrics.record_token(times, now)
     params = SamplingParams(max_tokens=8)

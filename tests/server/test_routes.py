@@ -275,6 +275,19 @@ def test_metrics_count_a_request(server, client):
     assert deltas[:8] == [prompt, 0, 1, 0, 0, 1, 0, 0]
 
 
+def test_tokens_are_counted_while_their_request_runs(limited_server, limited_client):
+    def counts():
+        names = ("prompt_tokens_total", "generation_tokens_total", "num_requests_running")
+        return [metric(limited_server, f"vllm:{name}") for name in names]
+
+    before = counts()
+    stream = endless_stream(limited_client)
+    next(iter(stream))
+    after = counts()
+    stream.close()
+    assert after[2] == 1 and after[0] > before[0] and after[1] > before[1]
+
+
 def test_metrics_have_vllms_names(server):
     for name in (
         "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",

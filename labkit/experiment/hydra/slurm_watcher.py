@@ -33,11 +33,15 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         return ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
-        """Return every job's state by id: ``GONE`` if the queue no longer lists the job."""
+        """Return the states of jobs by id: ``GONE`` if the queue no longer lists the job.
+
+        A job that was seen to have ended keeps its state.
+        """
         text = string if isinstance(string, str) else string.decode()
         states = dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
         listed = {job: {"State": state.strip()} for job, state in states.items()}
-        return {job: {"State": FORGOTTEN} for job in self.jobs} | listed
+        live = (job for job in self.jobs if not self.is_done(job, "cache"))
+        return {job: {"State": FORGOTTEN} for job in live} | listed
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return a job's state; ``RUNNING`` stands for every state of a job that has not ended."""

@@ -173,7 +173,7 @@ class ProcessLauncher:
 
     def _launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         arms = [cell.arm(run.arm) for run in runs]
-        observer = MachineObserver()
+        observer = MachineObserver(_running_servers(arms))
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
         endings, in_turn = self._run_workers(runs, cell, observer)
         wall_s = max(ending.wall_s for ending in endings)
@@ -398,6 +398,15 @@ def _worker_variables(arm: Arm) -> _WorkerVariables:
 
 def _engine(arm: Arm) -> Engine:
     return from_plain(Engine, arm.config.get("engine", {}))
+
+
+def _running_servers(arms: Sequence[Arm]) -> list[int] | None:
+    """Return the ids of the servers at ``engine.server.url``; None if one is not found here."""
+    urls = {url for arm in arms if (url := _engine(arm).server.url) is not None}
+    try:
+        return sorted({pid for url in urls for pid in find_listeners(url)})
+    except NoListener:
+        return None
 
 
 def _paused_servers(arm: Arm) -> tuple[int, ...]:

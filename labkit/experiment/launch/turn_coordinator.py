@@ -13,8 +13,8 @@ parent's process. It waits with ``select`` while a worker works.
 A process's clock (:class:`labkit.workload.turn_order.LiveClock`) stands still while the process is
 stopped, and runs otherwise. What an arm computes between two steps, in another thread or in its
 server, takes time on this clock, and is interrupted by the end of a turn without loss.
-So ctrl-Z takes effect when the arm that has the turn has been stopped. In a stage of more than a
-second it takes effect at once; the arm then ends the stage, and waits with its clock running.
+So ctrl-Z takes effect when the arm that has the turn has been stopped at its end. In another stage
+that takes more than a second it takes effect at once; the arm then ends the stage, and waits.
 
 However the coordinator ends, the workers are killed, even stopped ones, and servers that labkit did
 not start continue. After a signal or an error the coordinator does this itself. If the coordinator
@@ -155,10 +155,14 @@ class LiveWorker:
         return timed_out
 
     def _stop(self) -> None:
-        """Stop the process and its servers, and register their new descendants for the cleanup."""
-        for tree in (self._child.tree, *self._servers):
-            tree.signal(signal.SIGSTOP)
-        self._stopped_at = time.perf_counter()
+        """Stop the process and its servers, and register their new descendants for the cleanup.
+
+        The clock stands still as soon as the process and its group are stopped. Processes outside
+        the group stop as much later as they continued later.
+        """
+        self._stopped_at = self._child.tree.signal(signal.SIGSTOP)
+        for server in self._servers:
+            server.signal(signal.SIGSTOP)
         self._child.await_stop()
         for pid in self._child.tree.stop_new():
             self._cleanup.kill_at_exit(pid)
@@ -170,7 +174,7 @@ class LiveWorker:
 
     def _resume(self) -> None:
         """Let the process and its servers continue, after the duration of the stop is written."""
-        trees = (*self._servers, self._child.tree)
+        trees = (self._child.tree, *self._servers)  # in the order of their stop
         for tree in trees:
             tree.search()
         if self._stopped_at is not None:
@@ -216,6 +220,7 @@ class LiveSet:
         self._turns = [0] * len(self._workers)
         self._ticker = Ticker(self._tick)
         self._active_arm: int | None = None  # the arm that has the turn
+        self._in_turn = False
 
     def run(self) -> None:
         """Greet the workers, let them load, grant all turns, and wait for every process to end."""
@@ -252,8 +257,10 @@ class LiveSet:
         """Call ``on_tick``, and close workers that something has killed while they had no turn.
 
         A server that such a worker has started would otherwise stay stopped until the next turn.
+        During a turn ctrl-Z waits, so that it is not in what the arm times, nor on its clock.
         """
-        self.signals.suspend_if_due()
+        if not self._in_turn:
+            self.signals.suspend_if_due()
         self.on_tick()
         for arm, worker in enumerate(self._workers):
             if arm != self._active_arm:
@@ -265,7 +272,7 @@ class LiveSet:
         return self._answer(arm)
 
     def _send(self, arm: int, verb: str, value: Any = None) -> None:
-        self._active_arm = arm
+        self._active_arm, self._in_turn = arm, verb == "turn"
         if self._workers[arm].alive:
             self._workers[arm].send(self._ticker, verb, value)
 

@@ -60,7 +60,8 @@ class TimeLimit:
         if block < fewest or not done:
             return False
         looks = {look.blocks for look in design.looks}
-        more = 1 + (block + 1 in looks)  # a look is not the last one, because it keeps its alpha
+        # A look before the last one does not end the cell, because it keeps its alpha.
+        more = 1 + (block + 1 in looks and block + 1 < design.blocks)
         mean_s, last_s = (self.ended[-1] - self.ended[0]) / done, self.ended[-1] - self.ended[-2]
         return block not in looks and self.ended[-1] + more * max(mean_s, last_s) > self.deadline
 

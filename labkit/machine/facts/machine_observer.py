@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,10 +18,16 @@ MAX_SAMPLES = 3600
 
 
 class MachineObserver:
-    """An observer of one run. Create it right before the run starts."""
+    """An observer of one run. Create it right before the run starts.
 
-    def __init__(self) -> None:
+    ``servers``: the ids of processes that labkit did not start but that work for the run, with
+    their descendants. None: there are some whose ids are unknown, so ``foreign_cores`` is not
+    recorded.
+    """
+
+    def __init__(self, servers: Sequence[int] | None = ()) -> None:
         self._os = operating_system()
+        self._servers = servers
         self._start = time.monotonic()
         self._start_cpu_s = time.process_time()
         # Of this process's descendants, even those that have ended: they are no part of the run.
@@ -41,28 +48,34 @@ class MachineObserver:
         self._samples.append(sample | collect({"foreign_cores": lambda: self._foreign_cores(pid)}))
 
     def _foreign_cores(self, pid: int) -> float | None:
-        """Return the mean number of cores that others kept busy since the last sample."""
+        """Return the mean number of cores that others kept busy since the last sample.
+
+        Returns None if it is unknown, as when the CPU time of a process was lost with its end.
+        """
         last, self._last_times = self._last_times, self._cpu_times(pid)
         if last is None or self._last_times is None:
             return None
         seconds, busy, own = (
             now - before for now, before in zip(self._last_times, last, strict=True)
         )
-        return round(max(0.0, busy - own) / seconds, 3) if seconds > 0 else None
+        return round(max(0.0, busy - own) / seconds, 3) if seconds > 0 and own >= 0 else None
 
     def _cpu_times(self, pid: int | None) -> tuple[float, float, float] | None:
-        """Return three times in seconds: the clock, the busy time, and the CPU time of labkit.
+        """Return three times in seconds: the clock, the busy time, and the CPU time of the run.
 
-        The busy time is summed over all cores. labkit's is that of the worker ``pid``, its
-        descendants and this process. Returns None if the busy time cannot be read.
+        The busy time is summed over all cores. The run's is that of the worker ``pid``, the
+        servers, their descendants and this process. Returns None if the busy time cannot be read,
+        or the servers are unknown.
         """
+        if self._servers is None:
+            return None
         try:
             busy = self._os.busy_s()
         except (OSError, LookupError, ValueError):
             return None
         now, own = time.monotonic(), 0.0 if pid is None else self._os.process_cpu_s(pid)
         own += -self._earlier_cpu_s if pid == os.getpid() else time.process_time()
-        return now, busy, own
+        return now, busy, own + sum(map(self._os.process_cpu_s, self._servers))
 
     def report(self) -> dict[str, Any]:
         """Return the samples as columns (``samples``), and the cost of observing.

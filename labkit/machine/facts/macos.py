@@ -258,7 +258,10 @@ def peak_rss() -> int:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and its descendants (0.0 if it has ended)."""
+    """Return the CPU seconds of a process and its living descendants (0.0 if it has ended).
+
+    The sum falls when a descendant ends.
+    """
     import psutil
 
     try:

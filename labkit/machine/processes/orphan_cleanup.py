@@ -7,9 +7,10 @@ cleanup process kills or resumes each tree, as this process has requested.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from labkit.machine.processes.process_tree import ProcessTree
 
@@ -36,8 +37,9 @@ class OrphanCleanup(AbstractContextManager["OrphanCleanup"]):
 
     def _tell(self, line: str) -> None:
         assert self._cleanup.stdin is not None
-        self._cleanup.stdin.write(f"{line}\n".encode())
-        self._cleanup.stdin.flush()
+        with suppress(BrokenPipeError):  # the cleanup process was killed
+            self._cleanup.stdin.write(f"{line}\n".encode())
+            self._cleanup.stdin.flush()
 
     def __exit__(self, *_: object) -> None:
         """End the cleanup process. It kills or resumes the trees that are still watched."""
@@ -46,6 +48,9 @@ class OrphanCleanup(AbstractContextManager["OrphanCleanup"]):
 
 def main() -> None:
     """Read lines ``kill PID``, ``resume PID`` and ``release PID``; act when standard input ends."""
+    # Only the pipe ends this process, not a signal to the whole job.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     to_kill: dict[int, ProcessTree] = {}
     to_resume: dict[int, ProcessTree] = {}
     for line in sys.stdin:

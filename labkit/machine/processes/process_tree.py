@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -79,13 +80,18 @@ class ProcessTree:
         self.stop()
         self.signal(signal.SIGKILL)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the root, to its group, and to all descendants found so far."""
+    def signal(self, number: signal.Signals) -> float:
+        """Send a signal to the root, to its group, and to all descendants found so far.
+
+        Returns when the group had received it (``time.perf_counter``); the others follow in turn.
+        """
         if self._whole_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
+        received = time.perf_counter()
         for process in [*self._root, *self._descendants.values()]:
             _send(process, number)
+        return received
 
     def search(self) -> list[int]:
         """Find the descendants that exist now, and return the ids of the new ones."""

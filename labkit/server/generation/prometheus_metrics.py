@@ -65,10 +65,10 @@ class Metrics:
         self._kv_usage = self._gauge(
             "kv_cache_usage_perc", "share of the KV memory that is reserved, 0 to 1"
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "prompt tokens of finished requests")
-        self._generation_tokens = self._counter(
-            "generation_tokens", "generated tokens of finished requests"
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "prompt tokens of requests that have their first token"
         )
+        self._generation_tokens = self._counter("generation_tokens", "generated tokens")
         self._finished = Counter(
             "vllm:request_success",
             "finished requests",
@@ -107,9 +107,14 @@ class Metrics:
         """Add a value to a histogram."""
         self._histograms[name].observe(value)
 
+    def record_prompt(self, num_tokens: int) -> None:
+        """Record that a prompt has been computed: its first token was generated."""
+        self._prompt_tokens.inc(num_tokens)
+
     def record_token(self, times: RequestTimestamps, now: float) -> None:
         """Record a token generated at the time ``now`` (seconds), and update ``times`` with it."""
         times.tokens += 1
+        self._generation_tokens.inc()
         if times.first is None:
             times.first = now
             self.observe("time_to_first_token_seconds", now - times.arrived)
@@ -140,8 +145,6 @@ class Metrics:
         """Record the end of a request for the given reason: stop, length or abort."""
         prompt_tokens = len(request.prompt_token_ids)
         self._finished.labels(*self.labels, reason).inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._generation_tokens.inc(times.tokens)
         self.observe("request_prompt_tokens", prompt_tokens)
         self.observe("request_generation_tokens", times.tokens)
         self.observe("e2e_request_latency_seconds", now - times.arrived)

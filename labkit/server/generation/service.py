@@ -297,8 +297,13 @@ class Service:
         for event in step.events:
             generation = self._live.get(event.request_id)
             if generation is not None:
-                if event.token != NO_TOKEN and not generation.prompt_only:
-                    self.metrics.record_token(generation.times[event.request_id], step.ended)
+                if event.token != NO_TOKEN:
+                    times = generation.times[event.request_id]
+                    if times.first is None:
+                        prompt = generation.requests[event.request_id].prompt_token_ids
+                        self.metrics.record_prompt(len(prompt))
+                    if not generation.prompt_only:
+                        self.metrics.record_token(times, step.ended)
                 generation.put(event)
                 woken[id(generation)] = generation
         self.metrics.record_step(step)
