@@ -298,13 +298,13 @@ def best_format(gguf: Path, folder: str) -> Path:
     Without a native build, ``folder`` is empty, and the package gguf writes the file: what the
     model has in Q4_1 becomes Q4_0, and the rest (the vocabulary in Q8_0) stays as it is.
     """
-    from labkit.machine import cache_dir
+    from labkit.machine import cache_entries
 
     stem = f"{gguf.stem}-{gguf.stat().st_size}{'' if folder else '-packaged'}"
-    path = cache_dir.root() / "benchmarks" / f"{stem}-q4_0.gguf"
+    path = cache_entries.root() / "benchmarks" / f"{stem}-q4_0.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with cache_dir.building_file(path) as part:
+        with cache_entries.building_file(path) as part:
             if folder:
                 words = [Path(folder) / "llama-quantize", "--allow-requantize", gguf, part, "Q4_0"]
                 subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)

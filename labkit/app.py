@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from labkit import __version__
 from labkit.cli import config_printer, run_study
+from labkit.cli.argparse_program import discard_output, flush_output, write_utf8
 from labkit.cli.hydra_arguments import parse
-from labkit.cli.program_base import discard_output, flush_output, write_utf8
 from labkit.cli.run_study import say
 from labkit.cli.study_composer import register
 from labkit.config import ConfigError

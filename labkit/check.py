@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.program_base import Program
+from labkit.cli.argparse_program import Program
 from labkit.config import ConfigError, Experiment, is_class_path, require
 from labkit.engine.user_classes import is_own_frame
 from labkit.machine.exception_text import one_line_with_type

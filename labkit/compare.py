@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.program_base import Program, print_notes
+from labkit.cli.argparse_program import Program, print_notes
 from labkit.records import OLDER_VERDICTS, RecordError, open_study
 
 if TYPE_CHECKING:
-    from labkit.analysis.studies.study_comparison import StudyComparison
+    from labkit.analysis.studies.between_study_comparison import StudyComparison
 
 FAIL_ON = ("worse", "better", "invalid", "inconclusive")
 
@@ -37,7 +37,7 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.studies.study_comparison import StudiesNotComparable
+    from labkit.analysis.studies.between_study_comparison import StudiesNotComparable
 
     parser = Program(
         prog="python -m labkit.compare",
@@ -72,8 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    from labkit.analysis.studies.between_study_comparison import (
+        StudiesNotComparable,
+        compare_with_first,
+    )
     from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache
-    from labkit.analysis.studies.study_comparison import StudiesNotComparable, compare_with_first
 
     analysis_cache = AnalysisCache(MAX_RECORDS)
     old = analysis_cache.lazily(open_study(options.old))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli.program_base import Program, print_notes
+from labkit.cli.argparse_program import Program, print_notes
 from labkit.records import RecordError
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from labkit.analysis.findings import regression_gate
 from labkit.analysis.findings.regression_gate import Outcome, RowResult
-from labkit.cli.program_base import Program, user_path
+from labkit.cli.argparse_program import Program, user_path
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
 from labkit.config.option_index import override_key
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from labkit.engine.user_classes import UserClassError
     from labkit.experiment import StudyError
     from labkit.experiment.launch.exported_revision import RevisionError
-    from labkit.machine.cache_dir import CacheError
+    from labkit.machine.cache_entries import CacheError
 
     failed = (RevisionError, StudyError, RecordError, CacheError, UserClassError, OSError)
     try:

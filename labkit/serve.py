@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
-from labkit.cli.program_base import Program
+from labkit.cli.argparse_program import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
 from labkit.config.extras import MLX_PACKAGES, require_packages
 

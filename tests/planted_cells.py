@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.robustness.caveats import ranked_caveats
-from labkit.analysis.studies.study_comparison import compare_with_first
+from labkit.analysis.studies.between_study_comparison import compare_with_first
 from labkit.records import CaseRecord, Record
 
 DEFAULTS = {

@@ -35,7 +35,7 @@ SAMPLED = {
         "test_interleaved_arms_without_an_effect_seldom_differ",
     ): 4,
     (
-        "analysis/studies/test_study_comparison.py",
+        "analysis/studies/test_between_study_comparison.py",
         "test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change",
     ): 3,
     (

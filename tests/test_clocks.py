@@ -26,9 +26,9 @@ DATES = {
     "labkit/engine/runner/shared_models.py:stored_logits": {
         "time.time"
     },  # beside a file's time of change
-    "labkit/machine/cache_dir.py:_remove_abandoned": {"st_mtime", "time.time"},
+    "labkit/machine/cache_entries.py:_remove_abandoned": {"st_mtime", "time.time"},
     "labkit/machine/file_digest.py:sha256": {"time.time"},
-    "labkit/machine/facts/fingerprint.py:utc_now": {"datetime.now"},
+    "labkit/machine/facts/machine_snapshot.py:utc_now": {"datetime.now"},
     "labkit/machine/facts/macos.py:state": {
         "time.time"
     },  # macOS moves the boot time with the clock

@@ -33,7 +33,7 @@ from labkit.experiment import Interrupted
 from labkit.experiment.schedule import doctor_noise_cache
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.machine import worker_environment
-from labkit.machine.cache_dir import CacheError
+from labkit.machine.cache_entries import CacheError
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
 from labkit.machine.facts.wired_advice import WiredAdvice

@@ -20,7 +20,7 @@ MAY = {
     "cpu": {"kernel_constants", "machine"},
     "engine": {"config", "cpu", "kernel_constants", "metal", "models", "machine"},
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
-    "server": {"cli.program_base", "config", "cpu", "engine", "models", "machine"},
+    "server": {"cli.argparse_program", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
@@ -30,21 +30,21 @@ MAY = {
         "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
     },
-    "cli.program_base": set(),
+    "cli.argparse_program": set(),
     "cli": {
-        "analysis", "cli.program_base", "config", "engine", "experiment", "machine", "records",
+        "analysis", "cli.argparse_program", "config", "engine", "experiment", "machine", "records",
         "workload",
     },
     "mac": {
-        "analysis", "cli", "cli.program_base", "config", "experiment", "machine", "records",
+        "analysis", "cli", "cli.argparse_program", "config", "experiment", "machine", "records",
         "workload",
     },
     "replicate": {
-        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.program_base",
+        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.argparse_program",
         "config", "engine", "experiment", "machine", "models", "records", "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "cli", "cli.program_base", "config", "cpu", "engine",
+        "analysis", "analysis.statistics", "cli", "cli.argparse_program", "config", "cpu", "engine",
         "experiment", "metal", "models", "machine", "records", "workload",
     },
 }  # fmt: skip
@@ -64,7 +64,7 @@ def part_of(module):
     words = module.split(".")[1:]
     if words[:1] == ["analysis"] and words[1:2] in (["statistics"], ["number_format"]):
         return ".".join(words[:2])
-    if words[:2] == ["cli", "program_base"]:
+    if words[:2] == ["cli", "argparse_program"]:
         return ".".join(words[:2])
     return words[0] if words else ""
 

@@ -17,7 +17,7 @@ from labkit.cli import hydra_arguments, study_composer
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cells
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import CaseRecord, Metric
 
 THREADS = "engine.threads=1,2,4"
@@ -47,7 +47,7 @@ class Planted(PlantedRuns):
         notes = {"traffic": {"requests": 60, "good": 60 if offered <= 4 else 30}}
         metrics = (metric, Metric("goodput_req_s", "req/s", "higher", False, (rate / 100,)))
         return {
-            "environment": {"host": fingerprint.host_hash()},
+            "environment": {"host": machine_snapshot.host_hash()},
             "counters": {"engine.paged": 1.0},
             "cases": (CaseRecord("all", None, metrics, notes=notes),),
         }

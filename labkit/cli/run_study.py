@@ -32,10 +32,10 @@ def run(command: Command, pictures: bool = True) -> int:
     """
     from labkit.cli.study_runner import StudyRunner
     from labkit.config import count_text
-    from labkit.machine import cache_dir
+    from labkit.machine import cache_entries
 
     typed = command
-    with cache_dir.recorded_entries() as written, unpacked_archive(command) as unpacked:
+    with cache_entries.recorded_entries() as written, unpacked_archive(command) as unpacked:
         command = with_sweep_as_arms(unpacked)
         cells, launcher = compose_cells(command), launcher_of(command)
         out, overrides = study_folder(command, absolute=not launcher.is_local)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
-from labkit.cli.program_base import write_utf8
+from labkit.cli.argparse_program import write_utf8
 from labkit.config import ConfigError, Experiment, Redo
 from labkit.experiment import StudyError, progress_display
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells

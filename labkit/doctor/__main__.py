@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli.program_base import Program
+from labkit.cli.argparse_program import Program
 from labkit.doctor import engine_profile, noise_pilots, terminal_screen
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_launcher import MeasurementError, measure
@@ -28,8 +28,8 @@ from labkit.experiment.schedule import doctor_noise_cache
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.machine import worker_environment
-from labkit.machine.cache_dir import CacheError
-from labkit.machine.facts import fingerprint, memory_capacity, wired_advice
+from labkit.machine.cache_entries import CacheError
+from labkit.machine.facts import machine_snapshot, memory_capacity, wired_advice
 from labkit.machine.facts.best_effort import collect
 from labkit.machine.facts.operating_system_protocol import operating_system
 
@@ -159,7 +159,7 @@ def _measure_facts() -> MachineFacts:
     measured, pilots = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return MachineFacts(
-        environment=fingerprint.take(),
+        environment=machine_snapshot.take(),
         machine=machine,
         measured=measured,
         pilots=pilots,

@@ -25,7 +25,7 @@ from typing import IO, Any
 from labkit import config
 from labkit.config import from_plain, to_plain
 from labkit.engine.model import compute_dtype
-from labkit.machine import cache_dir, numba_sources
+from labkit.machine import cache_entries, numba_sources
 from labkit.machine.processes import parent_death
 from labkit.models import safetensors_header
 
@@ -85,12 +85,12 @@ def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None =
     if marker.exists():
         return
     lock_file = marker.with_suffix(".lock")
-    with cache_dir.one_line_errors(marker):
+    with cache_entries.one_line_errors(marker):
         marker.parent.mkdir(parents=True, exist_ok=True)
         lock_file.touch()
     with lock_file.open("a", encoding="utf-8") as lock:  # two processes do not compile the same
         waiting = "waiting for another process that compiles the kernels"
-        cache_dir.wait_for_lock(lock, lambda: print(waiting, file=stream, flush=True))
+        cache_entries.wait_for_lock(lock, lambda: print(waiting, file=stream, flush=True))
         if not marker.exists() and _compile(arguments, stream):
             marker.touch()
 
@@ -301,7 +301,7 @@ def steps_for(needs: Needs) -> list[tuple[int, Step]]:
     steps += [(4, partial(_int8_format, *form)) for form in by_int8]
     steps += [
         (1, partial(_kernel, "labkit.cpu.layers.rope", "_rope")),
-        (1, partial(_kernel, "labkit.cpu.matmul.matmul_op_kernels", "launch")),
+        (1, partial(_kernel, "labkit.cpu.matmul.matmul_work_units", "launch")),
         (1, partial(_kernel, "labkit.cpu.layers.activations", "_activate")),
         (1, partial(_kernel, "labkit.cpu.layers.norms", "_rms_norm")),
         (2, partial(_launch, 1)),

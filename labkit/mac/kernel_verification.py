@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from labkit import workload
 from labkit.cli import hydra_arguments, study_composer
-from labkit.cli.program_base import print_error
+from labkit.cli.argparse_program import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type

@@ -23,7 +23,7 @@ from typing import Any
 from labkit.analysis.pages.cell_report_content import environment_line
 from labkit.config import count_text
 from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import read_json
 
 # Pictures are left out because they can be redrawn from records, and Hydra's YAML files because
@@ -81,8 +81,8 @@ def surroundings() -> dict[str, Any]:
     import mlx.core as mx
 
     return {
-        **fingerprint.take(),
-        **fingerprint.surroundings(),
+        **machine_snapshot.take(),
+        **machine_snapshot.surroundings(),
         "macos": platform.mac_ver()[0] or None,
         "device": mx.device_info(),
     }

@@ -1,4 +1,4 @@
-"""The machine: fingerprint, memory, limits, BLAS, caches, and the processes that labkit starts.
+"""The machine: snapshots, memory, limits, BLAS, caches, and the processes that labkit starts.
 
 The package imports no other package of labkit.
 """

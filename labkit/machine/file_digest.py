@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 
 MIN_CACHED_BYTES = 1 << 20  # smaller files are read every time
 SETTLED_S = 2.0  # a later change within the same tick of the file system's clock would be missed
@@ -41,7 +41,7 @@ def sha256(path: Path) -> str:
     """
     state = file_state(path)
     key = hashlib.sha256(repr((str(path.absolute()), state)).encode()).hexdigest()[:32]
-    entry = cache_dir.root() / "digests" / key
+    entry = cache_entries.root() / "digests" / key
     try:
         if state.size >= MIN_CACHED_BYTES and len(text := entry.read_text("ascii")) == 64:
             return text
@@ -51,5 +51,5 @@ def sha256(path: Path) -> str:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     unchanged = file_state(path) == state and time.time() - state.changed_ns / 1e9 > SETTLED_S
     if state.size >= MIN_CACHED_BYTES and unchanged:
-        cache_dir.write_file(entry, digest.encode())
+        cache_entries.write_file(entry, digest.encode())
     return digest

@@ -27,7 +27,7 @@ from pathlib import Path
 from platform import machine
 from typing import Any
 
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.machine.exception_text import one_line
 
 RECIPE_VERSION = "2"  # part of the cache key: raise it when the steps below change
@@ -130,7 +130,7 @@ def _build_if_missing() -> Path:
     digest = hashlib.sha256(source.read_bytes())
     digest.update(f"{RECIPE_VERSION}\0{source.parent}".encode())
     key = digest.hexdigest()[:32]
-    path = cache_dir.root() / "blas" / f"{LIBRARY_NAME}-{key}.so"
+    path = cache_entries.root() / "blas" / f"{LIBRARY_NAME}-{key}.so"
     if not _is_whole(path):
         if not _is_whole(source):
             raise ValueError(f"{source} is cut, or not a 64-bit ELF file; reinstall scipy")
@@ -193,7 +193,7 @@ def _build(source: Path, path: Path) -> None:
     }
     if f"{SCIPY_PREFIX}cblas_sgemm" not in names:
         raise ValueError(f"{source.name} does not export {SCIPY_PREFIX}cblas_sgemm")
-    with tempfile.TemporaryDirectory() as folder, cache_dir.building_file(path) as temporary:
+    with tempfile.TemporaryDirectory() as folder, cache_entries.building_file(path) as temporary:
         shutil.copyfile(source, temporary)
         renames = Path(folder) / "names"
         renames.write_text("".join(f"{old} {new}\n" for old, new in names.items()))

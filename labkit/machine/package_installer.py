@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 
 INSTALL_TIMEOUT_S = 1800.0
 INDEX_TIMEOUT_S = 10.0
@@ -28,7 +28,7 @@ def folder_of(*described: object) -> Path:
     The architecture is part of the name: hosts of two may share the cache.
     """
     digest = hashlib.sha256(json.dumps((platform.machine(), *described)).encode()).hexdigest()
-    return cache_dir.root() / "environments" / digest[:16]
+    return cache_entries.root() / "environments" / digest[:16]
 
 
 def build_venv(
@@ -43,7 +43,7 @@ def build_venv(
     """
     if folder.is_dir():
         return
-    with cache_dir.building_directory(folder) as unfinished:
+    with cache_entries.building_directory(folder) as unfinished:
         uv = shutil.which("uv")
         venv = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
         made = run([*venv, *(["--clear"] if uv else []), str(unfinished)], INSTALL_TIMEOUT_S)
@@ -73,7 +73,7 @@ def install(
     command = [*_installer(python, "install"), *options, *requirements]
     result = run(command, INSTALL_TIMEOUT_S)
     if result.returncode:
-        cache_dir.write_file(log, result.stdout + result.stderr)
+        cache_entries.write_file(log, result.stdout + result.stderr)
         raise InstallError(f"{last_line(result.stderr)} ({log})")
 
 

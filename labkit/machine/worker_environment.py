@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.machine.facts import cgroups
 
 # Variables that BLAS libraries, OpenMP runtimes, numba and MLX read at start-up.
@@ -88,12 +88,12 @@ def worker_environment(
         name for name in base if name.startswith(REMOVED_PREFIXES) or name in REMOVED_NAMES
     )
     environment = {name: value for name, value in base.items() if name not in removed}
-    folder = cache_dir.root(base)
+    folder = cache_entries.root(base)
     environment |= {
         "LABKIT_CACHE": str(folder),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": str(max(threads, cores)),
-        "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir(base)),
+        "NUMBA_CACHE_DIR": str(cache_entries.numba_cache_dir(base)),
         "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",

@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.config import ConfigError, PackagedFile, require
 from labkit.config.extras import require_packages
-from labkit.machine import cache_dir, file_digest
+from labkit.machine import cache_entries, file_digest
 from labkit.models import model_json, safetensors_header
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -161,7 +161,7 @@ def from_package(packaged: PackagedFile, *, name: str) -> ModelDir:
     from labkit.models.gguf.gguf_to_mlx_lm import converted_path
 
     model_dir = converted_path(digest=packaged.sha256, name=name)
-    if cache_dir.has_directory(model_dir):
+    if cache_entries.has_directory(model_dir):
         return inspect(model_dir, name=name, option=f"{option} ({model_dir})")
     path = _installed_file(packaged, option)
     digest = file_digest.sha256(path)

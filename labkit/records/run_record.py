@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from labkit.records.measurement_notes import CaseNotes, RunNotes
+from labkit.records.record_notes_schema import CaseNotes, RunNotes
 
 SCHEMA_VERSION = 1
 OLDER_VERDICTS = {"faster": "better", "slower": "worse"}  # names in older files and commands

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import records
-from labkit.cli.program_base import Program, print_error
+from labkit.cli.argparse_program import Program, print_error
 from labkit.config import ConfigError, require
 from labkit.machine.facts import code_revision
 from labkit.records import ARCHIVE_SUFFIX, RecordError, StudyPath
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.engine.user_classes import UserClassError
     from labkit.experiment import StudyError
-    from labkit.machine.cache_dir import CacheError
+    from labkit.machine.cache_entries import CacheError
 
     parser = Program(
         prog=PROG,
@@ -229,13 +229,13 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
     """Return the reader's options, with the author's packages if they are to be installed."""
     from importlib import metadata
 
-    from labkit.machine.facts import fingerprint
+    from labkit.machine.facts import machine_snapshot
 
     if versions == OURS:
         return reader
     theirs = next((cell.versions for cell in study.cells if cell.versions), {})
     require(bool(theirs), f"{study.path}: its records name no versions of packages")
-    here = fingerprint.versions()
+    here = machine_snapshot.versions()
     differing = {n: v for n, v in theirs.items() if n != "labkit" and here.get(n, v) != v}
     backends = {dist.name for dist in metadata.distributions()} & set(MLX_BACKENDS)
     differing |= {name: differing["mlx"] for name in sorted(backends) if "mlx" in differing}
@@ -262,9 +262,9 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> float:
     """Print what would be run, how long it takes, and what it decides; return the seconds."""
     from labkit.experiment.schedule.noise_history import StudyHistory
     from labkit.experiment.schedule.plan_preview import print_plan
-    from labkit.machine import cache_dir
+    from labkit.machine import cache_entries
 
-    with cache_dir.recorded_entries() as written:
+    with cache_entries.recorded_entries() as written:
         cells = [cell.composed(reader, time_s) for cell in study.cells]
         history = StudyHistory(study.out, [cell.measured for cell in study.cells])
         seconds = print_plan(cells, history, study.out, written)

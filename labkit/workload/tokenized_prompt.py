@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from labkit.config import Experiment, LengthKind, Lengths, require
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 
 T = TypeVar("T")
 FORMAT = 7  # version of the cached file's format and of its generation; part of the cache key
@@ -71,7 +71,7 @@ def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Pr
 
     Raises ``CacheError`` if the cache folder cannot be written.
     """
-    path = cache_dir.root() / "workloads" / f"{key}.json"
+    path = cache_entries.root() / "workloads" / f"{key}.json"
     try:
         return _decode(path.read_bytes())
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Pr
     except (ValueError, KeyError, TypeError):  # foreign or damaged: it is only a cache
         path.unlink(missing_ok=True)
     prompts = make()
-    cache_dir.write_file(path, _encode(prompts))
+    cache_entries.write_file(path, _encode(prompts))
     return prompts
 
 

@@ -189,11 +189,11 @@ def _log(client: Client, kind: str) -> Path:
 
 def run(clients: Sequence[Client]) -> dict[Client, dict[str, str]]:
     """Install and run the clients, one after the other."""
-    from labkit.machine import cache_dir
+    from labkit.machine import cache_entries
 
     results: dict[Client, dict[str, str]] = {}
     LOGS.mkdir(parents=True, exist_ok=True)
-    environments = cache_dir.root() / "clients"
+    environments = cache_entries.root() / "clients"
     environments.mkdir(parents=True, exist_ok=True)
     installed: tuple[tuple[str, ...], str | None] | None = None
     with (

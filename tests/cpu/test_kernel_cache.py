@@ -22,7 +22,7 @@ from labkit.cpu.attention import tiled_attention_kernel
 from labkit.cpu.layers import norms
 from labkit.cpu.runtime import kernel_cache, thread_pool
 from labkit.experiment.worker import run_failures
-from labkit.machine import cache_dir, numba_sources
+from labkit.machine import cache_entries, numba_sources
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "labkit"
@@ -75,7 +75,7 @@ def test_intrinsics_of_one_decorator_are_all_walked():
 def test_a_kernel_is_cached_under_its_module_and_digest():
     digest = numba_sources.digest(Path(norms.__file__), PACKAGE)
     path = Path(norms._rms_norm._cache.cache_path)
-    assert path == cache_dir.numba_cache_dir() / f"norms-{digest}"
+    assert path == cache_entries.numba_cache_dir() / f"norms-{digest}"
 
 
 def test_a_kernel_that_fills_the_disk_names_the_folder(tmp_path, monkeypatch):
@@ -83,7 +83,9 @@ def test_a_kernel_that_fills_the_disk_names_the_folder(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # numba's temporary file has no name
 
     monkeypatch.setattr(kernel_cache, "_save", fill)
-    with pytest.raises(cache_dir.CacheError, match=re.escape(f"cannot write {tmp_path}: No space")):
+    with pytest.raises(
+        cache_entries.CacheError, match=re.escape(f"cannot write {tmp_path}: No space")
+    ):
         kernel_cache._save_locked(SimpleNamespace(_cache_path=tmp_path), "key", b"")
 
 
@@ -111,7 +113,7 @@ def test_a_kernel_is_cached_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "numba"))
     monkeypatch.setattr(caching.tempfile, "TemporaryFile", read_only)
     line = f"cannot write {tmp_path / 'numba'}: Read-only file system; set LABKIT_CACHE to a folder"
-    with pytest.raises(cache_dir.CacheError, match=re.escape(line)) as refused:
+    with pytest.raises(cache_entries.CacheError, match=re.escape(line)) as refused:
         numba.njit(cache=True)(lambda x: x)
     assert run_failures.failure_of(refused.value, "numba").outcome == "refused"
 
@@ -122,7 +124,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(
-        cache_dir.CacheError, match=r"cannot lock .*: No locks available; set LABKIT_"
+        cache_entries.CacheError, match=r"cannot lock .*: No locks available; set LABKIT_"
     ):
         kernel_cache._save_locked(SimpleNamespace(_cache_path=tmp_path), "key", b"")
 

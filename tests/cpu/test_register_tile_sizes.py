@@ -10,7 +10,7 @@ import pytest
 
 from labkit.cpu.simd import register_tile_sizes
 from labkit.cpu.simd.register_tile_sizes import AVX2, AVX512, LANES, NEON, SSE, registers_of
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 
 TEST_DIR = Path(__file__).parent
 ALL = {"AVX512": AVX512, "AVX2": AVX2, "NEON": NEON, "SSE": SSE}
@@ -135,7 +135,9 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     cpu, features, lanes = OTHERS[name]
 
     def run(**variables):
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir())} | variables
+        environment = (
+            os.environ | {"NUMBA_CACHE_DIR": str(cache_entries.numba_cache_dir())} | variables
+        )
         done = subprocess.run(
             [sys.executable, TEST_DIR / "kernel_digests.py", *kernels],
             env=environment, capture_output=True, text=True, timeout=200,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from labkit.cpu.runtime import thread_pool
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.machine.worker_environment import TAKES_TURNS
 
 TEST_DIR = Path(__file__).resolve().parent
@@ -44,7 +44,7 @@ def run(code, threads, *arguments, start=START):
     environment = {
         **os.environ,
         "NUMBA_NUM_THREADS": str(threads),
-        "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir()),
+        "NUMBA_CACHE_DIR": str(cache_entries.numba_cache_dir()),
         "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, TEST_DIR))),
     }
     done = subprocess.run(

@@ -16,13 +16,13 @@ from labkit import config
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch import child_process, turn_coordinator
 from labkit.experiment.launch.run_launcher import WorkerLauncher
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 
 
 @pytest.fixture(scope="session")
 def user_cache():
     """Where kernels are compiled already; read before a test has a cache of its own."""
-    return cache_dir.root()
+    return cache_entries.root()
 
 
 @pytest.fixture(scope="session")

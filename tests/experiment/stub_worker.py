@@ -23,7 +23,7 @@ import numpy as np
 from labkit import records as record
 from labkit.experiment.worker import __main__ as worker
 from labkit.experiment.worker import worker_stages
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import CaseRecord, Metric
 from labkit.workload.output_digest import array_outputs
 from labkit.workload.turn_order import Part
@@ -75,7 +75,7 @@ def strike(stage: str, resolver: str = "") -> str | None:
         steps = iter(range(10**9, 0, -1000))
         time.time = lambda: float(next(steps))
         time.time_ns = lambda: next(steps) * 10**9
-        fingerprint.utc_now = lambda: f"2001-09-07T00:00:{next(steps):011d}Z"
+        machine_snapshot.utc_now = lambda: f"2001-09-07T00:00:{next(steps):011d}Z"
     if kind == "hang":
         Path(os.environ["LABKIT_TEST_HANGS"]).touch()
         time.sleep(3600)

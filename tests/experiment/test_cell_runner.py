@@ -22,7 +22,7 @@ from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell, unfinished
 from labkit.experiment.schedule.timing_lock import timing_lock
-from labkit.machine.facts import code_revision, fingerprint
+from labkit.machine.facts import code_revision, machine_snapshot
 from labkit.records import (
     DIGESTS_FILE,
     describe_last_session,
@@ -301,15 +301,15 @@ def test_a_compilation_inside_a_measurement_is_reported(make_cell, launcher, mon
 
 class HostRuns(PlantedRuns):
     def fields(self, run, cell):
-        return {"environment": {"host": fingerprint.host_hash()}}
+        return {"environment": {"host": machine_snapshot.host_hash()}}
 
 
 def test_a_cell_continues_on_another_host_only_with_across_hosts(make_cell, monkeypatch):
     """As after a requeue to another node; the lost block runs again there from its start."""
     runs = HostRuns()
     run_cell(make_cell(blocks=1), runs)
-    here = fingerprint.host_hash()
-    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    here = machine_snapshot.host_hash()
+    monkeypatch.setattr(machine_snapshot, "host_hash", lambda: "elsewhere")
     assert run_cell(make_cell(blocks=1), runs).ran == 0
     with pytest.raises(StudyError, match=f"host {here}, but this is host elsewhere") as refused:
         run_cell(make_cell(blocks=2), runs)
@@ -332,7 +332,7 @@ def test_a_command_that_another_host_refuses_changes_nothing(make_cell, monkeypa
     run_cell(make_cell(blocks=2), OneFails())
     (make_cell().paths.pending / "b02-p00-base.json").touch()
     before = files()
-    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    monkeypatch.setattr(machine_snapshot, "host_hash", lambda: "elsewhere")
     for blocks, redo in ((3, False), (2, True)):
         with pytest.raises(StudyError, match="but this is host elsewhere"):
             run_cell(make_cell(blocks=blocks), HostRuns(), redo_failed=redo)

@@ -9,7 +9,7 @@ import pytest
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.experiment.schedule import doctor_noise_cache
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import machine_difference
 
 NOISE = {"matmul_cv_pct": 1.5, "bandwidth_cv_pct": 2.5}
@@ -24,12 +24,12 @@ def folder(tmp_path, monkeypatch):
 
 def test_saved_noise_is_loaded_and_the_noisier_kernel_counts():
     assert doctor_noise_cache.load_noise_sd() is None
-    doctor_noise_cache.save(fingerprint.take(), NOISE, {})
+    doctor_noise_cache.save(machine_snapshot.take(), NOISE, {})
     assert doctor_noise_cache.load_noise_sd() == pytest.approx(0.025)
 
 
 def test_another_machine_s_noise_is_not_loaded():
-    other = {**fingerprint.take(), "cpu_model": "another"}
+    other = {**machine_snapshot.take(), "cpu_model": "another"}
     doctor_noise_cache.save(other, NOISE, {"kernels": PILOT})
     assert (
         doctor_noise_cache.load_noise_sd() is None
@@ -49,7 +49,7 @@ def test_a_broken_file_is_ignored(folder, text):
 
 def test_a_cache_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file")
-    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    doctor_noise_cache.save(machine_snapshot.take(), NOISE, {"kernels": PILOT})
     assert (
         doctor_noise_cache.load_noise_sd() is None
         and doctor_noise_cache.load_pilot_noise("kernels") is None
@@ -57,7 +57,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(folder):
 
 
 def test_pilot_noise_is_loaded_by_kind():
-    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    doctor_noise_cache.save(machine_snapshot.take(), NOISE, {"kernels": PILOT})
     assert doctor_noise_cache.load_pilot_noise("kernels") == PILOT
     assert doctor_noise_cache.load_pilot_noise("requests") is None
 
@@ -74,7 +74,7 @@ def test_pilot_noise_is_loaded_by_kind():
     ],
 )
 def test_pilot_noise_of_another_version_is_ignored_and_the_noise_stays(folder, change):
-    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    doctor_noise_cache.save(machine_snapshot.take(), NOISE, {"kernels": PILOT})
     kept = json.loads((folder / doctor_noise_cache.FILE_NAME).read_text())
     change(kept)
     (folder / doctor_noise_cache.FILE_NAME).write_text(json.dumps(kept))
@@ -83,10 +83,10 @@ def test_pilot_noise_of_another_version_is_ignored_and_the_noise_stays(folder, c
 
 
 def test_the_keys_that_an_older_labkit_reads_are_still_written(folder):
-    doctor_noise_cache.save(fingerprint.take(), NOISE, {"kernels": PILOT})
+    doctor_noise_cache.save(machine_snapshot.take(), NOISE, {"kernels": PILOT})
     kept = json.loads((folder / doctor_noise_cache.FILE_NAME).read_text())
     assert (kept["schema_version"], kept["cv_pct"]) == (1, 2.5)
-    assert machine_difference(kept["machine"], fingerprint.take()) is None
+    assert machine_difference(kept["machine"], machine_snapshot.take()) is None
 
 
 def one_row(sd, blocks, runs):

@@ -16,7 +16,7 @@ from labkit.config import ConfigError, PlannedLook
 from labkit.experiment import StudyError
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.cell_runner import unfinished
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import (
     Metric,
     Record,
@@ -44,7 +44,7 @@ class Planted(PlantedRuns):
 
 class OnThisHost(Planted):
     def fields(self, run, cell):
-        return super().fields(run, cell) | {"environment": {"host": fingerprint.host_hash()}}
+        return super().fields(run, cell) | {"environment": {"host": machine_snapshot.host_hash()}}
 
 
 def run_cell(cell, *others, analysis=None, **more):
@@ -86,7 +86,7 @@ def test_a_stopped_study_stays_stopped(make):
 
 def test_a_study_that_a_look_has_ended_is_finished_on_every_host(make, monkeypatch):
     run_cell(make(), OnThisHost(0.1, 0.002))
-    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    monkeypatch.setattr(machine_snapshot, "host_hash", lambda: "elsewhere")
     for redo in (False, True):
         assert run_cell(make(), OnThisHost(0.1, 0.002), redo_failed=redo).ran == 0
     next(make().paths.runs.glob("b03-*.json")).unlink()
@@ -103,7 +103,7 @@ def test_a_study_grown_past_its_last_look_is_not_finished(make, monkeypatch):
     assert (len(unfinished(cell)), len(unfinished(grown))) == (0, 4 * 3)
     before = (cell.dir / "cell.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+        patch.setattr(machine_snapshot, "host_hash", lambda: "elsewhere")
         with pytest.raises(StudyError, match="but this is host elsewhere"):
             run_cell(grown, OnThisHost(0.1, 0.002))
     assert (cell.dir / "cell.json").read_bytes() == before
@@ -113,7 +113,7 @@ def test_a_study_grown_past_its_last_look_is_not_finished(make, monkeypatch):
 def test_a_host_that_may_not_continue_a_study_declares_no_blocks(make, monkeypatch):
     """As when another version of labkit leaves open what was decided at the look."""
     run_cell(make(), OnThisHost(0.1, 0.002))
-    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
+    monkeypatch.setattr(machine_snapshot, "host_hash", lambda: "elsewhere")
     undecided = SimpleNamespace(undecided_cases=lambda _: ["a"])
     with pytest.raises(StudyError, match="but this is host elsewhere"):
         run_cell(make(), OnThisHost(0.1, 0.002), analysis=undecided)

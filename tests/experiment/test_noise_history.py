@@ -13,7 +13,7 @@ from labkit import analysis, config
 from labkit.experiment.schedule import noise_history
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.schedule.noise_history import MeasuredCell, StudyHistory
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import Record, read_arms
 
 
@@ -33,7 +33,7 @@ class Timed(PlantedRuns):
     def fields(self, run, cell):
         process_s = float(len(self.launched))
         seconds = {"process": process_s, "measure": process_s / 4}
-        return kernel_fields(100.0) | {"seconds": seconds, "environment": fingerprint.take()}
+        return kernel_fields(100.0) | {"seconds": seconds, "environment": machine_snapshot.take()}
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
     assert list(StudyHistory(tmp_path).studies(configured(turns))) == []
     assert list(StudyHistory(tmp_path).studies(configured(), turns)) == []
     assert list(StudyHistory(tmp_path).studies(configured(turns), config.Isolation.process)) != []
-    here = fingerprint.take()
-    monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
+    here = machine_snapshot.take()
+    monkeypatch.setattr(machine_snapshot, "take", lambda: {**here, "cpu_model": "another"})
     assert list(StudyHistory(tmp_path).studies(configured())) == []
 
 
@@ -87,8 +87,8 @@ def test_an_author_s_cell_counts_on_any_machine_after_this_machine_s(done, tmp_p
     author = MeasuredCell(tmp_path / "theirs", {"design": {"isolation": "process"}}, base)
     own, other = StudyHistory(tmp_path / "outputs" / "two", [author]).studies(configured())
     assert own[0].resolve() == done.dir and other[0] == author.folder
-    here = fingerprint.take()
-    monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
+    here = machine_snapshot.take()
+    monkeypatch.setattr(machine_snapshot, "take", lambda: {**here, "cpu_model": "another"})
     history = StudyHistory(tmp_path, [author])
     assert [folder for folder, _ in history.studies(configured())] == [author.folder]
     assert list(history.studies(configured(repeats=2))) == []

@@ -27,7 +27,7 @@ from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import __main__ as worker
 from labkit.experiment.worker.run_failures import RunFailure, failure_of
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.machine.facts.machine_observer import MachineObserver
 from labkit.machine.processes import parent_death
 from labkit.machine.processes.listening_processes import NoListener
@@ -406,7 +406,9 @@ def set_back(monkeypatch):
 
     monkeypatch.setattr(time, "time", lambda: float(next(steps)))
     monkeypatch.setattr(time, "sleep", refused)
-    monkeypatch.setattr(fingerprint, "utc_now", lambda: f"2001-09-08T00:00:{next(steps):011d}Z")
+    monkeypatch.setattr(
+        machine_snapshot, "utc_now", lambda: f"2001-09-08T00:00:{next(steps):011d}Z"
+    )
 
 
 def test_a_child_that_ends_late_is_waited_for_without_an_absolute_sleep(tmp_path, monkeypatch):
@@ -494,4 +496,4 @@ def test_a_worker_has_only_the_mlx_variables_of_its_arm(monkeypatch):
     assert "MLX_MAX_OPS_PER_BUFFER" in removed
     assert int(environ["NUMBA_NUM_THREADS"]) >= 3
     monkeypatch.setattr("os.environ", environ)
-    assert fingerprint.facts()["environ"]["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}
+    assert machine_snapshot.facts()["environ"]["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}

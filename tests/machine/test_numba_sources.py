@@ -53,7 +53,7 @@ def test_a_digest_is_that_of_equal_sources_elsewhere(package):
         ),
         ("engine/scheduler/scheduler.py", set()),
         ("config/engine/__init__.py", set()),
-        ("machine/cache_dir.py", set()),
+        ("machine/cache_entries.py", set()),
     ],
 )
 def test_a_changed_file_recompiles_the_kernels_that_contain_it(package, edited, recompiled):

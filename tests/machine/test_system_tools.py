@@ -15,8 +15,8 @@ from git_command import git
 from labkit.machine.facts import (
     best_effort,
     code_revision,
-    fingerprint,
     linux,
+    machine_snapshot,
     macos,
     macos_tools,
     nvidia,
@@ -170,9 +170,9 @@ def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch
     observer = MachineObserver()
     observer.sample(1)
     assert observer.report()["samples"]["load"][0] >= 0
-    assert "loadavg" in fingerprint.state()
+    assert "loadavg" in machine_snapshot.state()
     with pytest.raises(AssertionError):
-        fingerprint.surroundings()
+        machine_snapshot.surroundings()
 
 
 IOREG = """

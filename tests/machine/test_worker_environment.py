@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.machine import cache_dir, worker_environment
+from labkit.machine import cache_entries, worker_environment
 
 CHECKOUT = str(Path(worker_environment.__file__).resolve().parents[2])
 DIRTY = {
@@ -31,7 +31,7 @@ def test_a_worker_starts_clean_and_removed_variables_are_named(tmp_path):
         "LABKIT_CACHE": str(tmp_path),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "4",
-        "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir({"LABKIT_CACHE": str(tmp_path)})),
+        "NUMBA_CACHE_DIR": str(cache_entries.numba_cache_dir({"LABKIT_CACHE": str(tmp_path)})),
         "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",

@@ -27,7 +27,7 @@ from labkit.cli.study_runner import StudyRunner
 from labkit.config import to_plain
 from labkit.engine.user_classes import UserClassError
 from labkit.experiment.compose.input_digests import input_digests
-from labkit.machine.cache_dir import CacheError
+from labkit.machine.cache_entries import CacheError
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate.__main__ import AuthorsStudy, _folder_names, _reader, main
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
@@ -367,7 +367,7 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
     opened = open_study(archive)
     (cell,) = authors_cells(opened, cell_dirs(opened))
     own = AuthorsStudy(opened, (cell,), Path("x"))
-    monkeypatch.setattr("labkit.machine.facts.fingerprint.versions", lambda: {"numpy": "2.0"})
+    monkeypatch.setattr("labkit.machine.facts.machine_snapshot.versions", lambda: {"numpy": "2.0"})
     reader = _reader(own, ReaderOptions(), "theirs")
     experiment = cell.experiment(cell.tested[0], reader, 60.0)
     arms = experiment.ablation.arms

@@ -138,7 +138,7 @@ class CountingSource:
 @pytest.fixture
 def workload_cache(tmp_path, monkeypatch):
     """An empty place for prompts, with the shared model cache left where it is."""
-    monkeypatch.setattr(tokenized_prompt.cache_dir, "root", lambda: tmp_path)
+    monkeypatch.setattr(tokenized_prompt.cache_entries, "root", lambda: tmp_path)
     return tmp_path / "workloads"
 
 

@@ -13,7 +13,7 @@ from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.permutation_test import Floats
-from labkit.records.measurement_notes import RequestNote
+from labkit.records.record_notes_schema import RequestNote
 
 LATENCIES = (
     ("ttft_ms", "time to first token"),

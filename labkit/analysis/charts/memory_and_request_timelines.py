@@ -22,7 +22,7 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import slug, value_text
 from labkit.records import Record
-from labkit.records.measurement_notes import RequestNote
+from labkit.records.record_notes_schema import RequestNote
 
 # Label and style class of each series in a record's timeline. Series that stay 0 are not shown.
 # Related series share a colour and differ in their dashes.

@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.config import count_text
 from labkit.records import Arm, Record
-from labkit.records.measurement_notes import TrafficNote
+from labkit.records.record_notes_schema import TrafficNote
 
 MAX_UNSERVED_SHARE = 0.05  # of an arm's requests, if all arms served the same ones
 MIN_SENT_SHARE = 0.95  # of the rate of arrivals; a load that is sent more slowly is not sustained

@@ -26,7 +26,7 @@ from labkit.analysis.statistics.text_window_intervals import (
 )
 from labkit.records import Record, RecordError
 from labkit.records.kl_histogram import decode_histogram
-from labkit.records.measurement_notes import ScoringNote
+from labkit.records.record_notes_schema import ScoringNote
 
 # Metrics that are quantiles of the KL divergence over positions, and their shares.
 KL_QUANTILES = {"kl_p50": 0.5, "kl_p90": 0.9, "kl_p99": 0.99, "kl_p99_9": 0.999}

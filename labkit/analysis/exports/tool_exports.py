@@ -26,7 +26,7 @@ from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.studies.data_frames import ROW_COLUMNS, SUMMARY_COLUMNS
 from labkit.records import Arm, Record
-from labkit.records.measurement_notes import RequestNote, TrafficNote
+from labkit.records.record_notes_schema import RequestNote, TrafficNote
 
 SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 COMPARISON_COLUMNS = (

@@ -53,7 +53,7 @@ from labkit.analysis.tables.validity_tables import (
     outputs_section,
     runs_section,
 )
-from labkit.analysis.tables.video_decoding_tables import VIDEO_SECTIONS
+from labkit.analysis.tables.video_tables import VIDEO_SECTIONS
 from labkit.config import count_text
 
 

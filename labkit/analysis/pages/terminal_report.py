@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from labkit.analysis.studies.study_comparison import RowChange, StudyComparison
+    from labkit.analysis.studies.between_study_comparison import RowChange, StudyComparison
 
 VERDICT_STYLES = {
     "better": "bold green",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from labkit.records import Record
-from labkit.records.measurement_notes import RectangleNote, SharingNote
+from labkit.records.record_notes_schema import RectangleNote, SharingNote
 
 MAX_CHANCE_ACCEPTANCE = 0.01  # share of random drafts that may be accepted by chance
 # Counters of layouts that pad a batch: their padding is shown even if it is 0.

@@ -37,7 +37,7 @@ from labkit.analysis.comparison.served_requests import (
 from labkit.analysis.comparison.validity_gates import machine_failures
 from labkit.analysis.number_format import significant_text
 from labkit.analysis.statistics.load_capacity import Capacity, LoadCounts, load_capacity
-from labkit.records.measurement_notes import TrafficNote
+from labkit.records.record_notes_schema import TrafficNote
 
 if TYPE_CHECKING:
     from labkit.analysis.studies.cell_summary import CellSummary

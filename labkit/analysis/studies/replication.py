@@ -38,10 +38,10 @@ from labkit.analysis.statistics.replication_test import (
     region_of,
     times_as_long,
 )
+from labkit.analysis.studies.between_study_comparison import arm_sample, may_have_stalled
 from labkit.analysis.studies.cell_summary import cell_labels, cell_summary
 from labkit.analysis.studies.study_analysis import study_name
 from labkit.analysis.studies.study_answer import study_question
-from labkit.analysis.studies.study_comparison import arm_sample, may_have_stalled
 from labkit.config import count_text
 from labkit.records import (
     MACHINE_FIELDS,

@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 from labkit.analysis.comparison.served_requests import REQUESTS_PER_S, traffic_notes
-from labkit.analysis.comparison.server_arm_caveats import ServerArm, number_at, server_arms
+from labkit.analysis.comparison.server_arm_checks import ServerArm, number_at, server_arms
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, if_known
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import value_text
 from labkit.records import Record
-from labkit.records.measurement_notes import TrafficNote
+from labkit.records.record_notes_schema import TrafficNote
 
 NotesByArm = Mapping[str, Sequence[TrafficNote]]
 COUNTS = {

@@ -20,7 +20,7 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
 from labkit.cpu.matmul import int8_dot, int8_matmul, quantized_matmul
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS, pack_panels
-from labkit.cpu.matmul.matmul_op_kernels import Product, int8_product, product
+from labkit.cpu.matmul.matmul_work_units import Product, int8_product, product
 from labkit.cpu.matmul.quantized_weights import (
     SPAN_COLUMNS,
     SPAN_PANELS,

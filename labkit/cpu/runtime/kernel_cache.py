@@ -17,7 +17,7 @@ import numba
 from numba.core import caching
 from numba.core.runtime import rtsys
 
-from labkit.machine import cache_dir, numba_sources
+from labkit.machine import cache_entries, numba_sources
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _save = caching.IndexDataCacheFile.save
@@ -32,7 +32,7 @@ class SourcesLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]  #
 
     def ensure_cache_path(self) -> None:
         """Make the folder, or raise ``CacheError``: numba would choose one not named by sources."""
-        with cache_dir.one_line_errors(Path(self._cache_path)):
+        with cache_entries.one_line_errors(Path(self._cache_path)):
             super().ensure_cache_path()
 
 
@@ -44,7 +44,7 @@ def _folder(file: Path, root: Path) -> Path:
 def install() -> None:
     """Make numba cache in this folder. Call this before a function is decorated to be cached."""
     if not numba.config.CACHE_DIR:
-        numba.config.CACHE_DIR = str(cache_dir.numba_cache_dir())
+        numba.config.CACHE_DIR = str(cache_entries.numba_cache_dir())
     if SourcesLocator not in caching.CacheImpl._locator_classes:
         caching.CacheImpl._locator_classes.insert(0, SourcesLocator)
     caching.Cache.load_overload = _load_machine_code
@@ -69,6 +69,6 @@ def _save_locked(file: Any, key: Any, data: Any) -> None:
     two processes that save at the same time could give two kernels the same name, or lose one.
     """
     path = Path(file._cache_path) / "saving"
-    with cache_dir.full_disk_named(path), path.open("a", encoding="utf-8") as lock:
-        cache_dir.wait_for_lock(lock)
+    with cache_entries.full_disk_named(path), path.open("a", encoding="utf-8") as lock:
+        cache_entries.wait_for_lock(lock)
         _save(file, key, data)

@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit.config import require
 from labkit.cpu.precision.gguf_block_formats import AFFINE_FORMATS, BLOCK_FORMATS, is_gguf_only
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,9 +99,9 @@ def _cached_copy(model_dir: Path, option: str, kind: str, write: Callable[[Path]
     # Named by its digest, because a user may have copied or renamed a converted GGUF file's folder.
     digest = inspect(model_dir, name=model_dir.name, option=option).digest
     name = f"{model_dir.name[:40]}-{digest[:16]}-{kind}-{RECIPE_VERSION}"
-    copy = cache_dir.root() / "models" / name
-    if not cache_dir.has_directory(copy):
-        with cache_dir.building_directory(copy) as unfinished:
+    copy = cache_entries.root() / "models" / name
+    if not cache_entries.has_directory(copy):
+        with cache_entries.building_directory(copy) as unfinished:
             write(unfinished)
     return copy
 

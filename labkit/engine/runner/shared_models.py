@@ -28,7 +28,7 @@ from labkit.engine.model.model_loader import LoadedModel, load_model
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.logits_self_test import ExpectedLogits, Logits, Sequences, file_states
 from labkit.engine.runner.packed_forward import PackedForward, choose_forward
-from labkit.machine import cache_dir, numba_sources
+from labkit.machine import cache_entries, numba_sources
 from labkit.machine.facts import memory_capacity
 from labkit.machine.file_digest import SETTLED_S, file_state
 
@@ -170,7 +170,7 @@ def stored_logits(
         [numba_sources.digest(file, _PACKAGE) for file in code],
     )
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-    entry = cache_dir.root() / "expected" / name
+    entry = cache_entries.root() / "expected" / name
     ends = np.cumsum([len(ids) for ids in sequences])
     try:
         rows = np.load(entry, allow_pickle=False)
@@ -183,5 +183,5 @@ def stored_logits(
     if file_states(model_dir) == states and time.time() - newest > SETTLED_S:
         stream = io.BytesIO()
         np.save(stream, np.concatenate(logits), allow_pickle=False)
-        cache_dir.write_file(entry, stream.getvalue())
+        cache_entries.write_file(entry, stream.getvalue())
     return logits

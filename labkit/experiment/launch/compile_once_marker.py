@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from labkit.config import Engine, from_plain, is_class_path, user_classes
-from labkit.machine import cache_dir
-from labkit.machine.facts import fingerprint
+from labkit.machine import cache_entries
+from labkit.machine.facts import machine_snapshot
 from labkit.records import Arm
 
 # Options of a workload on which no compiled code depends: the cells of a sweep share the rest.
@@ -23,12 +23,19 @@ def marker_path(arm: Arm) -> Path:
     The file's name is a hash of everything that compiled code depends on. The file lies in numba's
     cache, so that it is deleted with the cache.
     """
-    cpu = str(fingerprint.facts().get("cpu_model"))
+    cpu = str(machine_snapshot.facts().get("cpu_model"))
     workload = {k: v for k, v in arm.config.get("workload", {}).items() if k not in NOT_COMPILED}
     config = {**arm.config, "workload": workload}
-    facts = (_source(), fingerprint.versions(), sys.version, config, cpu, dict(arm.environment))
+    facts = (
+        _source(),
+        machine_snapshot.versions(),
+        sys.version,
+        config,
+        cpu,
+        dict(arm.environment),
+    )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()
-    return cache_dir.root() / "numba" / f"prepared-{digest[:32]}"
+    return cache_entries.root() / "numba" / f"prepared-{digest[:32]}"
 
 
 @cache
@@ -45,4 +52,4 @@ def write_marker(marker: Path, arm: Arm) -> None:
     own = user_classes(from_plain(Engine, arm.config.get("engine", {})))
     kind = arm.config.get("workload", {}).get("kind", "")
     if not own and not is_class_path(kind):
-        cache_dir.write_file(marker, f"{time.time():.0f}\n".encode())
+        cache_entries.write_file(marker, f"{time.time():.0f}\n".encode())

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit.config import ConfigError, require
-from labkit.machine import cache_dir, package_installer
+from labkit.machine import cache_entries, package_installer
 from labkit.machine.facts import code_revision
 
 GIT_TIMEOUT_S = 60.0
@@ -44,7 +44,7 @@ class ExportedRevision:
     def tree(self) -> Path:
         """The folder of the commit's files. Its name says which of them it has."""
         name = self.commit if self.repository is None else f"{self.commit}-all"
-        return cache_dir.root() / "environments" / name
+        return cache_entries.root() / "environments" / name
 
     def export(self) -> None:
         """Write the commit's files into the cache, unless it has them.
@@ -54,7 +54,7 @@ class ExportedRevision:
         if self.tree.is_dir():
             return
         paths = LABKIT_FOLDERS if self.repository is None else (".",)
-        with cache_dir.building_directory(self.tree) as folder:
+        with cache_entries.building_directory(self.tree) as folder:
             (folder / ".git").mkdir()
             index = folder / ".git" / "index"  # not the checkout's own
             where = (f"--git-dir={self._checkout / '.git'}", "--work-tree=.", *SETTINGS)
@@ -117,7 +117,7 @@ class ExportedRevision:
         """Return whether a resolved path is a file or folder of the repository in its checkout."""
         if self.repository is None or not path.is_relative_to(self._checkout):
             return False
-        inside = (cache_dir.root().resolve(), code_revision.CHECKOUT)  # may lie inside it
+        inside = (cache_entries.root().resolve(), code_revision.CHECKOUT)  # may lie inside it
         if any(self._checkout in p.parents and path.is_relative_to(p) for p in inside):
             return False
         return INSTALLED.isdisjoint(path.relative_to(self._checkout).parts)

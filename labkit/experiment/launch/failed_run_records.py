@@ -20,7 +20,7 @@ from labkit.experiment.cell import ReadyCell
 from labkit.experiment.launch.child_process import ProcessExit
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.worker.run_failures import OUT_OF_MEMORY_MESSAGES, RunFailure
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import Record, RecordError, read_record
 
 FAILED_RUNS = 3  # of an arm, all with the same outcome, after which it is not run any more
@@ -145,7 +145,7 @@ def failed(
             detail = f"in one process with {first.name}: {failure.detail}"
         elif failure.log is not None:
             notes["log"] = failure.log
-        started = fingerprint.utc_now()
+        started = machine_snapshot.utc_now()
         records.append(_failed_record(run, cell, failure.outcome, detail, started, notes))
     return records
 
@@ -162,7 +162,7 @@ def _failed_record(
         outcome=outcome,
         detail=detail,
         started=started,
-        environment=fingerprint.take(),
+        environment=machine_snapshot.take(),
         notes=notes,
     )
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Environment, Experiment, from_plain, require, to_plain
 from labkit.experiment.launch.exported_revision import ExportedRevision, RevisionError, commit_of
-from labkit.machine import cache_dir, package_installer, worker_environment
+from labkit.machine import cache_entries, package_installer, worker_environment
 
 IMPORT_TIMEOUT_S = 120.0
 # Revisions with one of these files name their kernels by their sources.
@@ -155,7 +155,7 @@ class PythonEnvironment:
         Raises ``ConfigError`` if a requirement cannot be installed or the revision exported.
         """
         if self.requirements and not self._packages.is_dir():
-            with cache_dir.building_directory(self._packages) as folder:
+            with cache_entries.building_directory(self._packages) as folder:
                 python, log = self.python or sys.executable, self._packages.with_suffix(".log")
                 where = ["--no-deps", "--target", str(folder)]
                 try:
@@ -249,9 +249,9 @@ class PythonEnvironment:
         if exported and any((exported.tree / name).exists() for name in KERNEL_CACHES):
             del identity["revision"]  # its kernels are shared with other revisions
         if not identity:
-            return cache_dir.numba_cache_dir()
+            return cache_entries.numba_cache_dir()
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        return cache_dir.numba_cache_dir() / name
+        return cache_entries.numba_cache_dir() / name
 
 
 def _own_variables(base: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from labkit.experiment.worker import output_array_files
 from labkit.experiment.worker.run_failures import RunFailure
 from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine import worker_environment
-from labkit.machine.facts import code_revision, fingerprint
+from labkit.machine.facts import code_revision, machine_snapshot
 from labkit.machine.facts.machine_observer import MachineObserver
 from labkit.machine.processes.listening_processes import NoListener, find_listeners
 from labkit.records import Arm, Record
@@ -174,11 +174,11 @@ class ProcessLauncher:
     def _launch(self, runs: Sequence[Run], cell: ReadyCell) -> list[Record]:
         arms = [cell.arm(run.arm) for run in runs]
         observer = MachineObserver(_running_servers(arms))
-        before, started = fingerprint.surroundings(), fingerprint.utc_now()
+        before, started = machine_snapshot.surroundings(), machine_snapshot.utc_now()
         endings, in_turn = self._run_workers(runs, cell, observer)
         wall_s = max(ending.wall_s for ending in endings)
         suspended_s = max(ending.suspended_s for ending in endings)
-        after = fingerprint.surroundings()
+        after = machine_snapshot.surroundings()
         seconds = round(wall_s / len(runs), 6)
         notes = {
             "isolation": cell.design.isolation.value,

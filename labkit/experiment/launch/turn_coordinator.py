@@ -18,7 +18,7 @@ that takes more than a second it takes effect at once; the arm then ends the sta
 
 However the coordinator ends, the workers are killed, even stopped ones, and servers that labkit did
 not start continue. After a signal or an error the coordinator does this itself. If the coordinator
-is killed, another process does it (:mod:`labkit.machine.processes.orphan_cleanup`).
+is killed, another process does it (:mod:`labkit.machine.processes.process_reaper`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from labkit.experiment.launch.child_process import (
 from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.worker.turn_protocol import VERSION, Channel, Message, ProtocolError, encode
 from labkit.experiment.worker.worker_status import SharedStatus
-from labkit.machine.processes.orphan_cleanup import OrphanCleanup
+from labkit.machine.processes.process_reaper import ProcessReaper
 from labkit.machine.processes.process_tree import ProcessTree
 from labkit.machine.processes.same_core_pinning import ThreadPlacement
 from labkit.machine.worker_environment import TAKES_TURNS
@@ -82,7 +82,7 @@ class LiveWorker:
         command: LiveCommand,
         timeout_s: float,
         signals: InterruptSignals,
-        cleanup: OrphanCleanup,
+        cleanup: ProcessReaper,
     ) -> None:
         own, theirs = socket.socketpair()
         with theirs:
@@ -370,7 +370,7 @@ def run(
     workers: dict[str, LiveWorker] = {}
     with InterruptSignals(defer_suspension=True) as signals:
         with ExitStack() as stack:
-            cleanup = stack.enter_context(OrphanCleanup())
+            cleanup = stack.enter_context(ProcessReaper())
             for name, command in commands.items():
                 workers[name] = LiveWorker(command, timeout_s, signals, cleanup)
                 stack.callback(workers[name].close)

@@ -20,7 +20,7 @@ from pathlib import Path
 from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.schedule.timing_lock import OnWait
 from labkit.machine.exception_text import one_line_with_type
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import SESSION_DONE, CellSession, describe_last_session, session_path
 
 
@@ -42,7 +42,10 @@ def cell_lock(
     cell_dir.mkdir(parents=True, exist_ok=True)
     with _lock(cell_dir, on_wait, check, poll_s) as descriptor:
         session = CellSession(
-            fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), _slurm_job(os.environ)
+            machine_snapshot.host_hash(),
+            os.getpid(),
+            machine_snapshot.utc_now(),
+            _slurm_job(os.environ),
         )
         _write(descriptor, session.to_text())
         how = SESSION_DONE
@@ -54,7 +57,7 @@ def cell_lock(
         finally:
             # A full disk is reported by the error that stopped the work.
             with contextlib.suppress(OSError):
-                _write(descriptor, session.end(fingerprint.utc_now(), how).to_text())
+                _write(descriptor, session.end(machine_snapshot.utc_now(), how).to_text())
 
 
 def _slurm_job(environ: Mapping[str, str]) -> str | None:

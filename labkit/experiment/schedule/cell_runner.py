@@ -35,8 +35,8 @@ from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.experiment.worker import output_array_files
 from labkit.experiment.worker.worker_stages import without_values
-from labkit.machine.cache_dir import CacheError
-from labkit.machine.facts import fingerprint
+from labkit.machine.cache_entries import CacheError
+from labkit.machine.facts import machine_snapshot
 from labkit.records import Record, RecordError, publish_records, read_digests, read_record
 
 Block = Sequence[Run]  # all runs of one block, in their order
@@ -371,7 +371,7 @@ def _abandon_block(block: Block, cell: ReadyCell, progress: Progress, reason: st
 
 def _another_host(cell: ReadyCell, records: Sequence[Record]) -> str | None:
     """Return why a cell with these records cannot be continued on this host, or None."""
-    this_host = fingerprint.host_hash()
+    this_host = machine_snapshot.host_hash()
     hosts = {str(record.environment.get("host", this_host)) for record in records}
     others = sorted(hosts - {this_host})
     if not others or cell.design.across_hosts:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit import records
-from labkit.machine import cache_dir
-from labkit.machine.facts import fingerprint
+from labkit.machine import cache_entries
+from labkit.machine.facts import machine_snapshot
 from labkit.records import RecordError
 
 FILE_NAME = "doctor.json"
@@ -99,8 +99,8 @@ def save(
             },
         },
     }
-    with suppress(cache_dir.CacheError):
-        cache_dir.write_file(cache_dir.root() / FILE_NAME, json.dumps(data).encode())
+    with suppress(cache_entries.CacheError):
+        cache_entries.write_file(cache_entries.root() / FILE_NAME, json.dumps(data).encode())
 
 
 def load_noise_sd() -> float | None:
@@ -124,7 +124,7 @@ def load_pilot_noise(kind: str) -> PilotNoise | None:
 
 def _load() -> Mapping[str, Any]:
     """Return the cached measurements, or {} if they are unreadable or from another machine."""
-    path = cache_dir.root() / FILE_NAME
+    path = cache_entries.root() / FILE_NAME
     try:
         return _measured(path, path.stat().st_mtime_ns)
     except (OSError, RecordError, LookupError, TypeError, ValueError, AttributeError):
@@ -134,5 +134,5 @@ def _load() -> Mapping[str, Any]:
 @lru_cache(1)  # a plan asks several times for each of its cells
 def _measured(path: Path, written_ns: int) -> Mapping[str, Any]:
     data = records.read_json(path)
-    other = records.machine_difference(data["machine"], fingerprint.take())
+    other = records.machine_difference(data["machine"], machine_snapshot.take())
     return data if other is None else {}

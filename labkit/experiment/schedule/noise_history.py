@@ -12,7 +12,7 @@ from typing import Any
 from labkit.analysis.statistics.power import alpha_share, degrees_of_freedom
 from labkit.config import Experiment, Isolation, to_plain
 from labkit.experiment.compose.cell_composer import ComposedCell
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import (
     Arm,
     RecordError,
@@ -68,7 +68,7 @@ class StudyHistory:
 
     @cached_property
     def _cells(self) -> Sequence[MeasuredCell]:
-        cells, this_machine = [], fingerprint.take()
+        cells, this_machine = [], machine_snapshot.take()
         patterns = ["*/" * depth + "cell.json" for depth in range(1, 5)]
         files = {path for root in self._roots for one in patterns for path in root.glob(one)}
         newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)

@@ -19,7 +19,7 @@ from labkit.experiment.schedule import blocks_per_cell, noise_history, power_for
 from labkit.experiment.schedule.cell_manifest import kept_arms
 from labkit.experiment.schedule.cell_runner import unfinished, warnings_before
 from labkit.experiment.schedule.noise_history import StudyHistory
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.machine.facts import memory_capacity
 from labkit.records import PROCESSES_SUFFIX, Arm, StudyPath
 from labkit.records.metric_registry import METRICS
@@ -255,7 +255,7 @@ def print_plan(
 def _written_line(written: Sequence[Path]) -> str:
     if not written:
         return "plan=true: nothing was run, nothing was written"
-    sizes = (f"{path} ({cache_dir.entry_bytes(path) / 1e6:.1f} MB)" for path in written)
+    sizes = (f"{path} ({cache_entries.entry_bytes(path) / 1e6:.1f} MB)" for path in written)
     return (
         "plan=true: nothing was run; written to the cache (LABKIT_CACHE), for the runs to read: "
         f"{', '.join(sizes)}"

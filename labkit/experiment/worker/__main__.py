@@ -38,7 +38,7 @@ from labkit.experiment.worker.turn_protocol import Channel
 from labkit.experiment.worker.worker_run import WorkerProcess
 from labkit.experiment.worker.worker_status import WorkerStatus
 from labkit.machine.exception_text import one_line
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.machine.processes import parent_death
 from labkit.records import (
     Arm,
@@ -106,7 +106,7 @@ def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     if name != arm.name:
         raise RecordError(f"{run_path} is a run of arm {name}, but {arm_path} is arm {arm.name}")
     seed = int(arm.config.get("seed", 0))
-    return Record(name, arm.role, block, position, seed, "ok", fingerprint.utc_now())
+    return Record(name, arm.role, block, position, seed, "ok", machine_snapshot.utc_now())
 
 
 def prepare(arm_paths: Sequence[Path]) -> int:
@@ -124,7 +124,7 @@ def prepare(arm_paths: Sequence[Path]) -> int:
 def _unrecorded(arm_paths: Sequence[Path], spawned_ns: int) -> WorkerProcess:
     """Return the process of arms whose runs leave no record."""
     arms = list(map(read_arm, arm_paths))
-    now = fingerprint.utc_now()
+    now = machine_snapshot.utc_now()
     records = [
         Record(arm.name, arm.role, 0, place, worker_stages.experiment_of(arm).seed, "ok", now)
         for place, arm in enumerate(arms)

@@ -27,7 +27,7 @@ from labkit.experiment.worker.run_failures import RunFailure
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.experiment.worker.worker_stages import experiment_of
 from labkit.experiment.worker.worker_status import WorkerStatus
-from labkit.machine.facts import fingerprint
+from labkit.machine.facts import machine_snapshot
 from labkit.records import Arm, Record
 from labkit.workload.workload_protocols import MachineKernels, PilotedArms, TurnContext
 
@@ -80,7 +80,7 @@ class WorkerProcess:
         with self.shared.catch_failures():
             self._run_stages()
         with self.shared.stage("fingerprint"):
-            self.shared.set(environment_end=fingerprint.state())
+            self.shared.set(environment_end=machine_snapshot.state())
         return [self._record(run) for run in self.runs]
 
     def _run_stages(self) -> None:
@@ -163,13 +163,13 @@ class WorkerProcess:
             cases = arms.pilot(seconds)
         measured = self.shared.timer.since_spawn()
         probe.time()
-        fingerprint.take()
+        machine_snapshot.take()
         others_s = loaded + self.shared.timer.since_spawn() - measured
         return {"start_s": others_s, "cases": [asdict(case) for case in cases]}
 
     def _environment(self) -> dict[str, Any]:
         """Return the machine and the software, with the versions of installed classes of users."""
-        taken = fingerprint.take()
+        taken = machine_snapshot.take()
         kinds = [run.experiment.workload.kind for run in self.runs]
         paths = {path for run in self.runs for path in user_classes(run.experiment.engine).values()}
         for path in sorted(paths.union(filter(is_class_path, kinds))):

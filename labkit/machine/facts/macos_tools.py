@@ -21,7 +21,7 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the ``surroundings`` of :mod:`labkit.machine.facts.fingerprint`."""
+    """Return the ``surroundings`` of :mod:`labkit.machine.facts.machine_snapshot`."""
     run = command_output
     return collect(
         {

@@ -11,8 +11,8 @@ from labkit.machine.facts import linux, macos
 class OperatingSystem(Protocol):
     """A module that reads one operating system's facts. Its functions say what each returns.
 
-    The dicts' keys are those of the record (:mod:`labkit.machine.facts.fingerprint`). A fact that
-    the system does not provide is absent. Only ``surroundings`` starts processes.
+    The dicts' keys are those of the record (:mod:`labkit.machine.facts.machine_snapshot`). A fact
+    that the system does not provide is absent. Only ``surroundings`` starts processes.
     """
 
     def facts(self) -> dict[str, Any]: ...

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from labkit.machine import cache_dir as user_cache
+from labkit.machine import cache_entries as user_cache
 from labkit.metal.emulator import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.cpp_translation import Translation
 

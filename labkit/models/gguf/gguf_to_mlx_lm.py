@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.models import model_json, safetensors_io
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_repacking, gguf_tokenizer
 
@@ -30,10 +30,10 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
     be written.
     """
     folder = converted_path(digest=digest, name=name)
-    if not cache_dir.has_directory(folder):
+    if not cache_entries.has_directory(folder):
         file = gguf_header.read_header(path)
         model = gguf_model_config.read_architecture(file)
-        with cache_dir.building_directory(folder) as unfinished:
+        with cache_entries.building_directory(folder) as unfinished:
             _write_model(file, model, unfinished)
     return folder
 
@@ -41,7 +41,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
 def converted_path(*, digest: str, name: str) -> Path:
     """Return the path of the directory for a file's digest. The directory may not exist yet."""
     key = hashlib.sha256(f"{RECIPE_VERSION}\0{digest}".encode()).hexdigest()[:16]
-    return cache_dir.root() / "models" / f"{name[:80]}-{key}"
+    return cache_entries.root() / "models" / f"{name[:80]}-{key}"
 
 
 def _write_model(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, require
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.models import model_json
 from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES
@@ -58,9 +58,9 @@ def export_gguf(model_dir: Path) -> Path:
     import gguf
 
     digest = inspect(model_dir, name=model_dir.name, option=OPTION).digest
-    path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
+    path = cache_entries.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
     if not path.is_file():
-        with cache_dir.building_file(path) as temporary:
+        with cache_entries.building_file(path) as temporary:
             writer = gguf.GGUFWriter(temporary, config["model_type"])
             _add_metadata(writer, config)
             _add_tokenizer(writer, tokenizer, pre_tokenizer, config["vocab_size"])

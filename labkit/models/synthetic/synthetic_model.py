@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.config import ConfigError, ModelShape, to_plain
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.models import model_json
 from labkit.models.synthetic import tensor_shapes
 
@@ -47,9 +47,9 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
     bytes. ``name`` is the prefix of the directory's name.
     """
     recipe = ModelRecipe(shape=shape, seed=seed, texts=corpus_texts())
-    path = cache_dir.root() / "models" / f"{name}-{recipe.key}"
-    if not cache_dir.has_directory(path):
-        with cache_dir.building_directory(path) as folder:
+    path = cache_entries.root() / "models" / f"{name}-{recipe.key}"
+    if not cache_entries.has_directory(path):
+        with cache_entries.building_directory(path) as folder:
             recipe.write(folder)
     return path
 

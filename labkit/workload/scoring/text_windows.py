@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.config import ConfigError, Experiment, count_text, require
 from labkit.engine.memory_budget import model_footprint
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.synthetic.synthetic_model import corpus_texts
@@ -165,7 +165,7 @@ def _cached_table(
     key: str, length: int, make: Callable[[], NDArray[np.int32]]
 ) -> NDArray[np.int32]:
     """Return the cached table of windows, made if missing. It is mapped into memory."""
-    path = cache_dir.root() / "workloads" / f"{key}.npy"
+    path = cache_entries.root() / "workloads" / f"{key}.npy"
     try:
         return _mapped(path, length)
     except FileNotFoundError:
@@ -174,7 +174,7 @@ def _cached_table(
         path.unlink(missing_ok=True)
     content = io.BytesIO()
     np.save(content, make(), allow_pickle=False)
-    cache_dir.write_file(path, content.getvalue())
+    cache_entries.write_file(path, content.getvalue())
     return _mapped(path, length)
 
 

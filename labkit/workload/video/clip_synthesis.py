@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from labkit.config import Clip, ConfigError, to_plain
 from labkit.config.extras import DISTRIBUTION
-from labkit.machine import cache_dir
+from labkit.machine import cache_entries
 from labkit.workload.video.clip_reader import Pixels
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def synthesised_file(clip: Clip) -> Path:
     Raises ``ConfigError`` if this PyAV has no H.264 encoder. Raises ``CacheError`` if the cache
     folder cannot be written.
     """
-    path = cache_dir.root() / "clips" / f"{_key(clip)}.mp4"
+    path = cache_entries.root() / "clips" / f"{_key(clip)}.mp4"
     if not path.is_file():
-        with cache_dir.building_file(path) as draft:
+        with cache_entries.building_file(path) as draft:
             synthesise(clip, draft)
     return path
 

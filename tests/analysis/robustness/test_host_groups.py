@@ -19,8 +19,8 @@ from labkit.analysis.robustness.host_groups import (
 )
 from labkit.analysis.robustness.isolation_agreement import isolation_agreements
 from labkit.analysis.statistics.permutation_test import permutation_test
+from labkit.analysis.studies.between_study_comparison import StudiesNotComparable
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_comparison import StudiesNotComparable
 from labkit.experiment.permuted_blocks import schedule
 from labkit.records import PROCESSES_SUFFIX, CellSession, session_path
 

@@ -68,7 +68,7 @@ def test_every_window_begins_with_the_bos_that_the_tokenizer_adds(
     prefix = [bos] if "bos" in template else []
     step = 8 - len(prefix)
     starts = range(0, len(tokens) - step + 1, step)
-    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
+    monkeypatch.setattr(text_windows.cache_entries, "root", lambda: tmp_path)
     windows = windows_of(experiment, model)
     assert len(windows) == 10 + len(prefix)
     assert [list(w.token_ids) for w in windows] == [prefix + tokens[i : i + step] for i in starts]
@@ -80,7 +80,7 @@ def test_a_window_without_room_for_text_is_one_line(compose_experiment, tmp_path
     file.write_text("one two three four")
     experiment = compose_experiment(*SCORING, f"workload.texts={file}", "workload.window_tokens=2")
     model = with_special_tokens(resolve(experiment.model), tmp_path / "model", "<|bos|> <|bos|> $A")
-    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
+    monkeypatch.setattr(text_windows.cache_entries, "root", lambda: tmp_path)
     with pytest.raises(ConfigError, match="begins with the model's 2 special tokens; set a larger"):
         windows_of(experiment, model)
 
@@ -91,7 +91,7 @@ def test_a_damaged_cache_file_is_made_again(damage, compose_experiment, tmp_path
     file.write_text("one two three four " * 20)
     experiment = compose_experiment(*SCORING, f"workload.texts={file}", "workload.window_tokens=16")
     model = resolve(experiment.model)
-    monkeypatch.setattr(text_windows.cache_dir, "root", lambda: tmp_path)
+    monkeypatch.setattr(text_windows.cache_entries, "root", lambda: tmp_path)
     windows = list(windows_of(experiment, model))
     (cached,) = tmp_path.glob("workloads/*")
     table = np.load(cached)

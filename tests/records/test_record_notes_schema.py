@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from labkit.records.measurement_notes import CaseNotes, RunNotes
+from labkit.records.record_notes_schema import CaseNotes, RunNotes
 
 READ = re.compile(r"known_notes(?:\.get\(|\[)\"(\w+)\"|\"(\w+)\" in \w+\.known_notes\b(?!\.get)")
 

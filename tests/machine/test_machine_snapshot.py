@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine.facts import code_revision, fingerprint, linux, macos
+from labkit.machine.facts import code_revision, linux, machine_snapshot, macos
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def test_a_fingerprint_is_json_and_names_no_host():
-    text = json.dumps(fingerprint.take(), allow_nan=False)
+    text = json.dumps(machine_snapshot.take(), allow_nan=False)
     assert socket.gethostname() not in text
     assert str(Path.home()) not in text
     assert f"/{getpass.getuser()}/" not in text
@@ -35,7 +35,7 @@ def test_a_mac_is_the_same_host_under_another_name(monkeypatch):
             host.setattr(sys, "platform", platform)
             host.setattr(socket, "gethostname", lambda: name)
             host.setattr(macos.ctypes, "CDLL", lambda _: SimpleNamespace(gethostuuid=gethostuuid))
-            return fingerprint.host_hash()
+            return machine_snapshot.host_hash()
 
     mac = of("mac.local", range(16))
     assert mac == of("mac.vpn", range(16)) and mac != of("mac.local", range(1, 17))
@@ -44,7 +44,7 @@ def test_a_mac_is_the_same_host_under_another_name(monkeypatch):
 
 @linux_only
 def test_the_fields_that_the_analysis_reads_are_there():
-    facts = fingerprint.take()
+    facts = machine_snapshot.take()
     for name in (
         "host",
         "cpu_model",
@@ -79,21 +79,21 @@ def test_no_process_is_started(monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
-    assert fingerprint.take()["cores"] >= 1
+    assert machine_snapshot.take()["cores"] >= 1
 
 
 def test_the_environment_digest_depends_on_every_variable(monkeypatch):
-    before = fingerprint.facts()["environ"]
+    before = machine_snapshot.facts()["environ"]
     monkeypatch.setenv("LABKIT_TEST_X", "1")
-    after = fingerprint.facts()["environ"]
+    after = machine_snapshot.facts()["environ"]
     assert after["bytes"] > before["bytes"]
     assert after["sha256"] != before["sha256"] and len(after["sha256"]) == 16
     monkeypatch.setenv("MLX_METAL_FAST_SYNCH", "1")
-    assert fingerprint.facts()["environ"]["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
+    assert machine_snapshot.facts()["environ"]["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
 
 
 def test_the_commit_equals_gits():
-    root = Path(fingerprint.__file__).resolve().parents[2]
+    root = Path(machine_snapshot.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         pytest.skip("not a checkout")
     head = subprocess.run(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from labkit.cli.program_base import Program, print_error, print_notes
+from labkit.cli.argparse_program import Program, print_error, print_notes
 from labkit.experiment.progress_display import create_progress
 
 

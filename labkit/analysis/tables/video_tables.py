@@ -24,7 +24,7 @@ from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import value_text
 from labkit.analysis.tables.published_table import published_source
 from labkit.records import Record
-from labkit.records.measurement_notes import AnswersNote, EvidenceNote, VideoNote
+from labkit.records.record_notes_schema import AnswersNote, EvidenceNote, VideoNote
 
 ClipAndArm = tuple[str, str]
 ClipAndEvent = tuple[str, str]

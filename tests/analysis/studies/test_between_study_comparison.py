@@ -20,8 +20,8 @@ from labkit.analysis.statistics.difference_in_differences import (
 )
 from labkit.analysis.statistics.effect_size import breakpoints
 from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.studies.between_study_comparison import compare_with_first
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_comparison import compare_with_first
 from labkit.compare import main
 from labkit.records import DIGESTS_FILE, publish_arm, read_arm
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from labkit.machine.processes.process_tree import ProcessTree
 
 
-class OrphanCleanup(AbstractContextManager["OrphanCleanup"]):
+class ProcessReaper(AbstractContextManager["ProcessReaper"]):
     """Context manager that kills or resumes the watched process trees if this process ends."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The machine's fingerprint, for a run's record: the machine and its conditions during the run.
+"""A snapshot of the machine for a run's record: its facts, and its conditions during the run.
 
 The worker calls ``take()`` before anything is loaded and ``state()`` at the end; both take a few
 milliseconds and start no process. ``surroundings()`` runs the system's tools, which takes longer,

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.machine.processes.orphan_cleanup import OrphanCleanup
+from labkit.machine.processes.process_reaper import ProcessReaper
 
 
 @pytest.fixture
@@ -28,23 +28,23 @@ def stop(process):
 
 
 def test_a_watched_process_is_killed_even_if_it_is_stopped(child):
-    with OrphanCleanup() as cleanup:
+    with ProcessReaper() as cleanup:
         cleanup.kill_at_exit(child.pid)
         stop(child)
     assert child.wait(60) == -signal.SIGKILL
 
 
 def test_a_stopped_process_is_resumed_and_lives(child):
-    with OrphanCleanup() as cleanup:
+    with ProcessReaper() as cleanup:
         cleanup.resume_at_exit(child.pid)
         stop(child)
     assert child.poll() is None
     assert psutil.Process(child.pid).status() != psutil.STATUS_STOPPED
 
 
-@pytest.mark.parametrize("watch", [OrphanCleanup.kill_at_exit, OrphanCleanup.resume_at_exit])
+@pytest.mark.parametrize("watch", [ProcessReaper.kill_at_exit, ProcessReaper.resume_at_exit])
 def test_a_released_process_is_left_alone(child, watch):
-    with OrphanCleanup() as cleanup:
+    with ProcessReaper() as cleanup:
         watch(cleanup, child.pid)
         cleanup.release(child.pid)
         stop(child)
@@ -62,7 +62,7 @@ def ignored(pid):
 def test_signals_to_a_whole_job_do_not_end_the_cleanup(child):
     numbers = [getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "USR1", "USR2")]
     mask = sum(1 << number - 1 for number in numbers)
-    with OrphanCleanup() as cleanup:
+    with ProcessReaper() as cleanup:
         cleanup.kill_at_exit(child.pid)
         end = time.monotonic() + 30
         while ignored(cleanup._cleanup.pid) & mask != mask:
@@ -74,7 +74,7 @@ def test_signals_to_a_whole_job_do_not_end_the_cleanup(child):
 
 
 def test_a_cleanup_that_was_killed_hides_no_other_end(child):
-    with OrphanCleanup() as cleanup:
+    with ProcessReaper() as cleanup:
         cleanup._cleanup.kill()
         cleanup._cleanup.wait()
         for tell in (cleanup.kill_at_exit, cleanup.resume_at_exit, cleanup.release):
