@@ -465,7 +465,7 @@ def test_the_battery_is_one_of_the_facts(monkeypatch, plugged, on_battery):
     battery = None if plugged is None else SimpleNamespace(power_plugged=plugged)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     monkeypatch.setattr(doctor, "_measure_with_progress", lambda: (QUIET, {"kernels": ESTIMATE}))
-    monkeypatch.setattr(doctor.fingerprint, "take", lambda: LINUX)
+    monkeypatch.setattr(doctor.machine_snapshot, "take", lambda: LINUX)
     found = doctor._measure_facts()
     assert (found.on_battery, found.environment, found.measured) == (on_battery, LINUX, QUIET)
     assert found.pilots == {"kernels": ESTIMATE} and not found.machine.is_simulated

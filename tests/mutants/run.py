@@ -96,7 +96,7 @@ class WorkingCopy:
         """
         cache = self.path.parent / "pytest_cache"
         shutil.rmtree(cache, ignore_errors=True)  # it would list earlier failures too
-        options = ["-n", "0", "-m", FAST_TESTS, "-o", f"cache_entries={cache}"]
+        options = ["-n", "0", "-m", FAST_TESTS, "-o", f"cache_dir={cache}"]
         with (self.path.parent / "log").open("w") as log:
             process = self._process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *options, *arguments],
