@@ -204,7 +204,7 @@ def main() -> int:
         for number in range(options.first, options.first + options.studies):
             name = f"{options.kind}{timed}{'-busy' if options.busy else ''}-{number:02d}"
             processes = options.processes or PROCESSES[options.kind][options.busy]
-            overrides = timed_design(options.time) if timed else fixed_blocks(processes)
+            overrides = [f"design.time={options.time}"] if timed else fixed_blocks(processes)
             if "kernels" not in options.kind and options.busy:
                 overrides += threads_left()
             overrides.append(f"seed={1000 + number}")
@@ -222,11 +222,6 @@ def main() -> int:
 def fixed_blocks(blocks: int) -> list[str]:
     """Return the overrides of a design without interim looks, so that all studies are alike."""
     return [f"design.blocks={blocks}", "design.looks=[]"]
-
-
-def timed_design(seconds: int) -> list[str]:
-    """Return the overrides of a design that follows from the time, as a user's does."""
-    return [f"design.time={seconds}", "workload.num_requests=0"]
 
 
 def threads_left() -> list[str]:

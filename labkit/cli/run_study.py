@@ -42,6 +42,7 @@ def run(command: Command, pictures: bool = True) -> int:
         study = StudyRunner(out, [] if launcher.is_search else cells)
         study.refuse_changes()
         if cells[0].experiment.plan:
+            require(unpacked is typed, "plan: true in a file: a plan unpacks no archive")
             _print_plan(cells, launcher, out, written)
             return 0
         if launcher.is_local:

@@ -257,15 +257,15 @@ class Workload(Group, place="workload"):
             self.repeats is not None or self.times_kernels,
             f"workload.repeats=null: {KIND}={self.kind} needs a number",
         )
+        for name, kinds in (("prompts", REQUESTS), ("arrivals", SERVED), ("limits", SERVED)):
+            group = getattr(self, name)
+            require(
+                self.kind in kinds or group == type(group)(),
+                f"workload.{name}: {KIND}={self.kind} does not read it (read by {kinds})",
+            )
         if self.serves:
             self._check_arrivals()
             return
-        for name in ("prompts", "arrivals", "limits"):
-            group = getattr(self, name)
-            require(
-                group == type(group)(),
-                f"workload.{name}: {KIND}={self.kind} does not read it (read by {REQUESTS})",
-            )
         if self.times_kernels:
             self._check_kernel()
         elif not self.has_engine:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from labkit.records.run_record import Metric
 
 TIME_UNITS = ("us", "ms", "s")
+SPEED_UNITS = (*TIME_UNITS, "tok/s", "req/s")
 OUTPUTS = "outputs"  # value of ablation.metric for a question that the identity gate answers
 
 
@@ -66,9 +67,10 @@ class MetricDefinition:
     def zero_is_result(self) -> bool:
         """Whether 0 is a result like others, so that arms are compared by differences.
 
-        A time of 0 was not measured.
+        A time of 0 was not measured, and a speed of 0 is that of an arm that did nothing. Requests
+        that met no limit were served.
         """
-        return self.unit not in TIME_UNITS
+        return self.name == "goodput_req_s" or self.unit not in SPEED_UNITS
 
 
 def _time(detail: str, quantity: str = "time", at: str = "", in_unit: bool = False) -> EffectWords:
@@ -217,7 +219,6 @@ DEFINITIONS: tuple[MetricDefinition, ...] = (
     ),
 )  # fmt: skip
 METRICS = {definition.name: definition for definition in DEFINITIONS}
-SPEED_UNITS = (*TIME_UNITS, "tok/s", "req/s")
 
 
 def metric_definition(name: str | None, unit: str | None) -> MetricDefinition:

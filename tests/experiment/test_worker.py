@@ -300,14 +300,19 @@ def test_an_arm_that_is_to_run_out_of_memory_is_started_though_its_preparation_d
 
 @pytest.mark.parametrize(
     ("urls", "servers"),
-    [([None], []), (["http://here", "http://here", "http://also"], [4, 8]), (["http://far"], None)],
+    [
+        ([None], []),
+        (["http://here", "http://here", "http://also"], [4, 8]),
+        (["http://unknown"], None),
+        (["http://192.0.2.1", "http://also"], [4]),
+    ],
 )
 def test_servers_that_labkit_did_not_start_are_observed_with_a_run(
     make_cell, launcher, replace, monkeypatch, urls, servers
 ):
     def find_listeners(url):
-        if url == "http://far":
-            raise NoListener("far is not a loopback address")
+        if url == "http://unknown":
+            raise NoListener("unknown is not a loopback address")
         return {"http://here": [8, 4], "http://also": [4]}[url]
 
     observed = []
@@ -317,6 +322,7 @@ def test_servers_that_labkit_did_not_start_are_observed_with_a_run(
         return MachineObserver(servers)
 
     monkeypatch.setattr(run_launcher, "find_listeners", find_listeners)
+    monkeypatch.setattr(run_launcher, "is_on_this_machine", lambda url: "192" not in url)
     monkeypatch.setattr(run_launcher, "MachineObserver", observer)
     without_processes(monkeypatch)
     cell = make_cell(isolation=Isolation.in_process)

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -90,3 +91,17 @@ def test_this_process_and_its_parents_are_refused():
             NoListener, match=r"the server's process .* is labkit itself or one of its parents"
         ):
             find_listeners(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("127.0.0.1", True), ("[::1]", True), ("localhost", True), ("192.0.2.1", False)],
+)
+def test_an_address_of_another_machine_is_not_here(host, here):
+    assert listening_processes.is_on_this_machine(f"http://{host}:8000") is here
+
+
+def test_an_address_of_one_s_own_network_is_here(monkeypatch):
+    own = {"en0": [SimpleNamespace(address="192.0.2.1")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: own)
+    assert listening_processes.is_on_this_machine("http://192.0.2.1:8000")

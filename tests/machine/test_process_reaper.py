@@ -77,6 +77,8 @@ def test_a_cleanup_that_was_killed_hides_no_other_end(child):
     with ProcessReaper() as cleanup:
         cleanup._cleanup.kill()
         cleanup._cleanup.wait()
-        for tell in (cleanup.kill_at_exit, cleanup.resume_at_exit, cleanup.release):
-            tell(child.pid)
+        cleanup.release(child.pid)
+        for tell in (cleanup.kill_at_exit, cleanup.resume_at_exit):
+            with pytest.raises(BrokenPipeError, match="the process that would end the arms"):
+                tell(child.pid)
     assert child.poll() is None

@@ -90,3 +90,7 @@ def test_options_of_serving_alone_are_refused(policies):
     match = r"workload\.temperature=0\.5: workload\.kind=headroom does not read it"
     with pytest.raises(ConfigError, match=match):
         policies("workload.temperature=0.5")
+    for group in (["limits.ttft_ms=200"], ["arrivals.kind=poisson", "arrivals.rate=5"]):
+        match = f"workload.{group[0].split('.')[0]}: workload.kind=headroom does not read it"
+        with pytest.raises(ConfigError, match=match):
+            policies(*(f"workload.{word}" for word in group))

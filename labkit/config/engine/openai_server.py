@@ -252,6 +252,11 @@ class OpenAIServer(Group, place="engine.server"):
                 "port" in names,
                 "engine.server.command: must contain {port}, the port that labkit connects to",
             )
+        filled = next((name for name in PLACEHOLDERS if f"{{{name}}}" in self.args), None)
+        require(
+            filled is None,
+            f"engine.server.args: {{{filled}}} is filled in only in engine.server.command",
+        )
         try:
             for text in (self.start_command, self.args):
                 shlex.split(text)

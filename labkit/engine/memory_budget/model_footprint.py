@@ -207,7 +207,7 @@ def weight_formats(model: config.Model, loading: WeightLoading) -> frozenset[str
         settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
         headers = _tensor_headers(_tensor_shapes(path), settings.get("quantization") or {})
         return frozenset(tensor.loaded_format(loading) for _, tensor in headers)
-    except (OSError, LookupError, TypeError, ValueError):
+    except (OSError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return frozenset()
 
 

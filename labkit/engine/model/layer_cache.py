@@ -9,11 +9,11 @@ and values. ``model_loader`` has replaced that function by a function that calls
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -64,8 +64,9 @@ class LayerCache:
         self.layer = layer
         self.window = window
         self.context: ForwardContext | None = None
-        # By owner, the constants bound. The keys are weak: a shared model outlives an engine.
-        self._bound: WeakKeyDictionary[Attention, tuple[Any, ...]] = WeakKeyDictionary()
+        # The constants bound, by the owner's id, until the owner is freed: a shared model outlives
+        # an engine, and a user's attention may have an equality of its own.
+        self._bound: dict[int, tuple[Any, ...]] = {}
         self._handle: KVHandle | None = None
 
     def current_context(self) -> ForwardContext:
@@ -103,7 +104,8 @@ class LayerCache:
     def bind(self, scale: float, heads: int, softcap: float | None, sinks: Any) -> None:
         """Bind this layer to the step's attention, unless it is bound already."""
         context = self.current_context()
-        bound = self._bound.get(context.owner)
+        owner = id(context.owner)
+        bound = self._bound.get(owner)
         if bound is None or bound[:3] != (scale, heads, softcap) or bound[3] is not sinks:
             context.attention.bind(
                 self.layer,
@@ -113,7 +115,9 @@ class LayerCache:
                 softcap=softcap,
                 sinks=sinks,
             )
-            self._bound[context.owner] = scale, heads, softcap, sinks
+            if bound is None:
+                weakref.finalize(context.owner, self._bound.pop, owner).atexit = False
+            self._bound[owner] = scale, heads, softcap, sinks
 
 
 class KVHandle:

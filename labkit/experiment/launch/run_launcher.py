@@ -29,7 +29,11 @@ from labkit.experiment.worker.worker_status import SharedStatus
 from labkit.machine import worker_environment
 from labkit.machine.facts import code_revision, machine_snapshot
 from labkit.machine.facts.machine_observer import MachineObserver
-from labkit.machine.processes.listening_processes import NoListener, find_listeners
+from labkit.machine.processes.listening_processes import (
+    NoListener,
+    find_listeners,
+    is_on_this_machine,
+)
 from labkit.records import Arm, Record
 from labkit.workload import in_process_rules
 
@@ -401,10 +405,11 @@ def _engine(arm: Arm) -> Engine:
 
 
 def _running_servers(arms: Sequence[Arm]) -> list[int] | None:
-    """Return the ids of the servers at ``engine.server.url``; None if one is not found here."""
+    """Return the ids of this machine's servers at ``engine.server.url``; None if one is unknown."""
     urls = {url for arm in arms if (url := _engine(arm).server.url) is not None}
+    here = filter(is_on_this_machine, urls)
     try:
-        return sorted({pid for url in urls for pid in find_listeners(url)})
+        return sorted({pid for url in here for pid in find_listeners(url)})
     except NoListener:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -35,6 +36,16 @@ def find_listeners(url: str) -> list[int]:
             f"the server's process {starters[0]} is labkit itself or one of its parents"
         )
     return sorted(roots)
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Return whether the host of ``url`` is this machine; True if its name has no address."""
+    try:
+        infos = socket.getaddrinfo(urlsplit(url).hostname, None)
+    except OSError:
+        return True
+    own = {one.address for each in psutil.net_if_addrs().values() for one in each}
+    return any(_is_loopback(str(info[4][0])) or info[4][0] in own for info in infos)
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ cleanup process kills or resumes each tree, as this process has requested.
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -33,13 +34,17 @@ class ProcessReaper(AbstractContextManager["ProcessReaper"]):
 
     def release(self, pid: int) -> None:
         """Stop watching a process, because it has ended or no longer needs the cleanup."""
-        self._tell(f"release {pid}")
+        with suppress(BrokenPipeError):  # the error that ends the set must not be hidden
+            self._tell(f"release {pid}")
 
     def _tell(self, line: str) -> None:
         assert self._cleanup.stdin is not None
-        with suppress(BrokenPipeError):  # the cleanup process was killed
+        try:
             self._cleanup.stdin.write(f"{line}\n".encode())
             self._cleanup.stdin.flush()
+        except BrokenPipeError:
+            killed = "the process that would end the arms was killed"
+            raise BrokenPipeError(errno.EPIPE, killed) from None
 
     def __exit__(self, *_: object) -> None:
         """End the cleanup process. It kills or resumes the trees that are still watched."""

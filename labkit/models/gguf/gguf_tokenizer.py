@@ -179,8 +179,10 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
 def _token_types(file: GGUFFile) -> list[int]:
     """Return the type of each token, a normal one if the file does not have the types."""
     number = len(file.strings("tokenizer.ggml.tokens"))
-    kinds = file.metadata.get("tokenizer.ggml.token_type", np.full(number, NORMAL_TOKEN))
+    kinds = file.metadata.get("tokenizer.ggml.token_type", np.empty(0, np.int32))
     is_integers = isinstance(kinds, np.ndarray) and kinds.dtype.kind in "iu"
+    if is_integers and not len(kinds):
+        return [NORMAL_TOKEN] * number
     if not is_integers or len(kinds) != number:
         raise GGUFError(
             f"tokenizer.ggml.token_type must be a list of {number} integers, one for each token"

@@ -127,7 +127,8 @@ def array_items(path: str) -> Iterator[tuple[str, Any]]:
             has_more = text.startswith(",")
             message = f"{path} is not a JSON array (a comma or ] is missing)"
             require(has_more or text.startswith("]"), message)
-            text = _significant(file, text[1:])
+            if has_more:
+                text = _significant(file, text[1:])
 
 
 def _item(where: str, file: IO[str], text: str, decoder: json.JSONDecoder) -> tuple[Any, str]:

@@ -312,13 +312,18 @@ def test_a_library_that_cannot_be_preloaded_is_refused(folder, monkeypatch):
 
 def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
-    args = "engine.kv.block_size=8 '{\"port\": {port}}'"
+    args = "engine.kv.block_size=8 '{\"a\": {}}'"
     server = config.OpenAIServer(preset="labkit", args=args)
     engine_options = config.Engine(name="openai", server=server, threads=3)
     words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
-    assert words[-3:] == ["engine.threads=3", "engine.kv.block_size=8", '{"port": {port}}']
+    assert words[-3:] == ["engine.threads=3", "engine.kv.block_size=8", '{"a": {}}']
+
+
+def test_placeholders_are_refused_in_further_arguments():
+    with pytest.raises(config.ConfigError, match=r"args: \{threads\} is filled in only in engine"):
+        config.OpenAIServer(preset="labkit", args="--threads {threads}")
 
 
 def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypatch):
