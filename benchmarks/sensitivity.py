@@ -165,6 +165,8 @@ def main() -> int:
     design.add_argument("--processes", type=int, help="processes or live sets of each study")
     design.add_argument("--time", type=int, metavar="SECONDS", help="design.time of each study")
     options = parser.parse_args()
+    if options.time and options.kind.startswith("agreement"):
+        parser.error("--time: the studies of an agreement have fixed numbers of processes")
     if options.kind in ("table", "summary"):
         from labkit.records import RecordError, open_study
 

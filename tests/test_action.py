@@ -118,6 +118,8 @@ def test_the_inputs_become_a_command_and_its_status_an_output(step, tmp_path, st
     expected += ["--repository", ".", "x='{port} *'", "y=1", "--on", "a", "b"]
     assert words == expected
     assert outputs(tmp_path)["status"] == str(status)
+    _, words = step("compare", status, **inputs | {"MINUTES": ""})  # design.time may set it
+    assert words[:6] == expected[:6] and words[6] == "--out"
 
 
 @pytest.mark.parametrize(

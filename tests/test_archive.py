@@ -194,11 +194,23 @@ def test_a_study_is_continued_from_its_archive(archive, tmp_path, monkeypatch):
         assert command.overrides == ("seed=1", f"out={folder}")
     before = AnalysisCache().study(open_study(path))
     assert [one.cell for one in AnalysisCache().study(folder)] == [one.cell for one in before]
+    command = hydra_arguments.parse([f"out={path}"])
+    exists = pytest.raises(ConfigError, match="its folder exists; continue")
+    with exists, run_study.unpacked_archive(command):
+        pytest.fail("it was unpacked again")
+
+
+@pytest.mark.parametrize("words", [["plan=yes"], ["--config-dir", "mine", "experiment=planned"]])
+def test_a_plan_leaves_no_unpacked_archive(archive, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    Path("mine/experiment").mkdir(parents=True)
+    Path("mine/experiment/planned.yaml").write_text("# @package _global_\nplan: true\n")
+    shutil.copy(archive, "old.zip")
     study_composer.register()
-    for plan, message in (("false", "its folder exists; continue"), ("yes", "plan=true writes n")):
-        command = hydra_arguments.parse([f"out={path}", f"plan={plan}"])
-        with pytest.raises(ConfigError, match=message), run_study.unpacked_archive(command):
-            pytest.fail("it was unpacked again")
+    command = hydra_arguments.parse([*words, "out=old.zip"])
+    with pytest.raises(ConfigError, match=r"^out=old\.zip: plan=true writes nothing; unpack"):
+        run_study.run(command)
+    assert not Path("old").exists()
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,7 @@ NO_ERRORS = [0.0] * 8
         ("errors:%:lower", [30.0, 31.0] * 4, NO_ERRORS, 0, "−100"),
         ("errors:%:lower", [30.0, 0.0] * 4, [0.0, 30.0] * 4, 125, "inconclusive"),
         ("goodput_req_s", NO_ERRORS, NO_ERRORS, 0, "has 0 req/s in every run"),
+        ("total_tok_s", NO_ERRORS, NO_ERRORS, 125, "no complete block with values above 0"),
         ("latency2:ms:lower", NO_ERRORS, SPREAD, 125, "no complete block with values above 0"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.cli.hydra_arguments import CONF, Command
-from labkit.cli.study_composer import compose_cells, launcher_of, only_plans, with_sweep_as_arms
+from labkit.cli.study_composer import compose_cells, launcher_of, with_sweep_as_arms
 from labkit.config import ConfigError, require
 from labkit.config.option_index import override_key
 from labkit.records import ARCHIVE_SUFFIX
@@ -42,7 +42,12 @@ def run(command: Command, pictures: bool = True) -> int:
         study = StudyRunner(out, [] if launcher.is_search else cells)
         study.refuse_changes()
         if cells[0].experiment.plan:
-            require(unpacked is typed, "plan: true in a file: a plan unpacks no archive")
+            archive = named_folder(typed)
+            require(
+                unpacked is typed,
+                f"out={archive}: plan=true writes nothing; unpack the archive first with "
+                f"python -m labkit.archive --unpack {archive} FOLDER",
+            )
             _print_plan(cells, launcher, out, written)
             return 0
         if launcher.is_local:
@@ -238,8 +243,8 @@ def unpacked_archive(command: Command) -> Iterator[Command]:
     """Yield the command; if its ``out=`` is a study's archive, with a folder unpacked beside it.
 
     The study's folder tells how its cells are called, so it is there before they are composed. It
-    is removed if the context fails. Raises ``ConfigError`` if the folder exists, the archive is not
-    valid, or the command only plans.
+    is removed if the context fails. Raises ``ConfigError`` if the folder exists or the archive is
+    not valid.
     """
     from labkit.experiment.hydra.hydra_composer import hydra_quote
     from labkit.records import RecordError, unpack_archive
@@ -249,11 +254,6 @@ def unpacked_archive(command: Command) -> Iterator[Command]:
         yield command
         return
     folder = archive.with_suffix("")
-    require(
-        not only_plans(command.overrides),
-        f"out={archive}: plan=true writes nothing; unpack the archive first with "
-        f"python -m labkit.archive --unpack {archive} {folder}",
-    )
     require(
         not folder.exists(),
         f"out={archive}: its folder exists; continue the study with out={folder}",

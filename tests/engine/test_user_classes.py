@@ -29,6 +29,9 @@ class Counting(ReferenceBackend):
         Counting.calls += 1
         return super().attend(*args)
 
+    def __eq__(self, other):  # and thus no hash, as of a plain dataclass
+        return isinstance(other, Counting)
+
 
 class Echo:
     name = "echo"

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,15 @@ def test_the_error_names_the_forms_of_the_weights(composed, model):
     with pytest.raises(ConfigError, match="all weights of model=local are held in bfloat16 and fl"):
         composed("ablation=weights", claim, *model(HALF))
     composed("ablation=weights", claim, *model(QUANTISED))
+
+
+def test_the_forms_of_an_impossible_quantisation_are_unknown(composed, model):
+    """Loading the model says what is wrong with it."""
+    overrides = model(QUANTISED)
+    config = Path(overrides[1].partition("=")[2], "config.json")
+    quantization = '"quantization": {"bits": 4, "group_size": Infinity}'
+    config.write_text(f'{{"model_type": "qwen3", "vocab_size": 300, {quantization}}}')
+    composed("ablation=weights", *overrides)
 
 
 def test_a_form_that_mlx_lm_casts_is_refused_for_mlx_lm(composed, model):

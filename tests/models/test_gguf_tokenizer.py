@@ -105,9 +105,10 @@ def test_an_end_is_matched_whole_whatever_its_type(tmp_path):
     bpe = built(tmp_path, tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=["Ġ t"])
     assert names(bpe, "a<|im_end|>") == ["a", "<|im_end|>"]
     assert bpe.decode(ids(bpe, "a<|im_end|>")) == "a"
-    untyped = built(tmp_path, tokenizer__ggml__token_type=None)
-    assert names(untyped, "a<|end|>") == ["a", "<|end|>"]
-    assert untyped.decode(ids(untyped, "a<|end|>")) == "a"
+    for types in (None, np.empty(0, np.int32)):
+        untyped = built(tmp_path, tokenizer__ggml__token_type=types)
+        assert names(untyped, "a<|end|>") == ["a", "<|end|>"]
+        assert untyped.decode(ids(untyped, "a<|end|>")) == "a"
     word = built(tmp_path, tokenizer__ggml__eot_token_id=4)  # a letter that a file names as an end
     assert word.decode([4], skip_special_tokens=True) == tokens[4]
 

@@ -31,6 +31,9 @@ MAX_METADATA_BYTES = 1 << 28
 MAX_STRING_BYTES = 1 << 20
 MAX_DIMENSIONS = 4
 
+# Values of tokenizer.ggml.token_type.
+NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN = 1, 2, 3, 4
+
 # Ids of metadata value types.
 STRING_TYPE, ARRAY_TYPE = 8, 9
 NUMBER_DTYPES = {

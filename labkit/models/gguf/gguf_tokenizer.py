@@ -13,7 +13,14 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from labkit.machine.exception_text import one_line
-from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
+from labkit.models.gguf.gguf_header import (
+    CONTROL_TOKEN,
+    NORMAL_TOKEN,
+    UNKNOWN_TOKEN,
+    USER_DEFINED_TOKEN,
+    GGUFError,
+    GGUFFile,
+)
 from labkit.models.gguf.gguf_pre_tokenizers import PreTokenizer, find_pre_tokenizer
 
 # In a file with one of these words in its name, special tokens swallow the white space after them,
@@ -25,8 +32,6 @@ MAX_TOKENS = 1 << 20
 # Of a token of SentencePiece and of all, which are split at every character. By default it trains
 # tokens of 16 characters at most, and the largest vocabulary, Gemma's, has 262,144 tokens.
 MAX_TOKEN_CHARACTERS, MAX_CHARACTERS = 1 << 10, 1 << 23
-# Values of tokenizer.ggml.token_type.
-NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN = 1, 2, 3, 4
 # Keys of the ids that end a text, a turn and a message.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 # Tokens that end a text or a turn in whatever file they are and of whatever type, as in llama.cpp.

@@ -16,6 +16,7 @@ from typing import Any
 from labkit.config import ConfigError, require
 from labkit.machine import cache_entries
 from labkit.models import model_json
+from labkit.models.gguf.gguf_header import CONTROL_TOKEN, NORMAL_TOKEN, USER_DEFINED_TOKEN
 from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES
 
@@ -31,7 +32,6 @@ GGUF_NAMES = {
 OPTION = "engine.server.command: {gguf}"
 REMEDY = "name a GGUF file in the command instead"
 DEFAULT_ROPE_THETA = 10_000.0  # of a llama whose config.json has none, as in mlx_lm
-NORMAL_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN = 1, 3, 4  # values of tokenizer.ggml.token_type
 
 
 def check_package() -> None:
