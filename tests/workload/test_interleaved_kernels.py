@@ -149,12 +149,16 @@ def test_only_the_launch_is_timed():
 def test_kernels_are_prepared_by_two_processes_from_either_end(tmp_path):
     """The first launch here waits until the other process has launched: another case."""
 
+    def launched_processes() -> int:
+        return sum(path.stat().st_size > 0 for path in tmp_path.iterdir())
+
     class MarkedBackend(Backend):
         def forward(self, layer, q, k, v, plan, out):
             with open(tmp_path / str(os.getpid()), "a") as file:
                 file.write(f"{plan.num_seqs}\n")
             deadline = time.monotonic() + 20
-            while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            # A file exists before its line is written: only a written line is a launch.
+            while launched_processes() < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             return super().forward(layer, q, k, v, plan, out)
 
