@@ -12,7 +12,7 @@ INSTALL := .ci/install $(VENV)
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-change test-slow test-slurm test-ray test-aarch64 mutants clients lint docs mac gpu clean
+.PHONY: demo test test-change test-slow test-slurm test-ray test-aarch64 test-vllm mutants clients lint docs mac gpu clean
 .DEFAULT_GOAL := demo
 
 # The interpreter's own pip installs uv, if it has one: ensurepip would take several seconds.
@@ -74,6 +74,9 @@ test-ray: $(DEV)  ## a local cluster of two workers
 test-aarch64: $(DEV)  ## with Debian's qemu-user-static and debian-archive-keyring: the kernels on an emulated ARM
 	$(RUN) tests/aarch64/emulated_python.py
 	$(RUN) -m pytest -m aarch64 tests/aarch64
+
+test-vllm: $(DEV)  ## vLLM's CPU build, which labkit installs in its cache (3 GB)
+	$(RUN) -m pytest -m vllm tests/engine/openai
 
 mutants: $(DEV)  ## SAMPLE mutants of labkit, some of each package; SEED draws others
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)

@@ -24,8 +24,8 @@ TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
 from sampled_cases import SAMPLED, commit, draw  # noqa: E402  (tests is on the path only now)
 
-# Run only where -m names them: make test-slurm, make test-ray, make test-aarch64.
-NAMED_ONLY = ("slurm", "ray", "aarch64")
+# Run only where -m names them: make test-slurm, make test-ray, make test-aarch64, make test-vllm.
+NAMED_ONLY = ("slurm", "ray", "aarch64", "vllm")
 # One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

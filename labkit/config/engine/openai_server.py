@@ -131,6 +131,7 @@ PRESETS = {
         size="150 packages, 3.1 GB, one to ten minutes",
         start_timeout_s=900.0,
         start_s=300.0,  # an estimate for two cores: imports, and the model's compilation
+        tested=True,
     ),
     "vllm_metal": ServerPreset(
         "vllm serve {model} " + LOCAL,
