@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
     caveats = "\n\n".join(study.caveats)
     text = regression_gate.markdown(title, results, options.margin)
     regression_gate.publish_summary(f"{text}\n{caveats}\n", options.summary)
-    return 1 if analysis.cell.failures else regression_gate.total(results).value
+    return 1 if any(run.failure for run in runs) else regression_gate.total(results).value
 
 
 @contextmanager

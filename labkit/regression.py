@@ -27,11 +27,12 @@ from labkit.cli.argparse_program import Program, user_path
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
 from labkit.config.option_index import override_key
-from labkit.records import PROCESSES_SUFFIX, RecordError, read_cell
+from labkit.records import RecordError, read_cell
 from labkit.records.metric_registry import OUTPUTS
 
 BASE, HEAD = "base", "head"
 ALPHA = 0.05  # of all studies of a command together
+GROUPS = ("ablation/", "workload/")
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ def subjects(
 ) -> list[Subject]:
     """Return a subject for each workload, and for each arm of each ablation.
 
-    ``names``: those of workloads and ablations. ``base``, ``head``: the environments of the arms.
-    ``folders``: those of the user's files. Raises ``ConfigError`` if a name is neither.
+    ``names``: those of workloads and ablations, with or without their group. ``base``, ``head``:
+    the environments of the arms. ``folders``: those of the user's files. Raises ``ConfigError`` if
+    a name is neither, or both.
     """
     from labkit.cli import hydra_arguments, study_composer
     from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote
@@ -61,15 +63,20 @@ def subjects(
     roots = (*map(Path, folders), hydra_arguments.CONF)
     with study_composer.initialized():
         for name in names:
-            groups = ("ablation", "workload")
-            files = ((g, root / g / f"{name}.yaml") for g in groups for root in roots)
-            group = next((group for group, file in files if file.is_file()), None)
-            if group is None:
-                raise ConfigError(
-                    f"--on {name}: there is no such ablation or workload; --config-dir DIR names a "
-                    "folder of your own"
-                )
-            ablation = composer.compose([*flags, f"{group}={name}"]).ablation
+            paths = [name] if name.startswith(GROUPS) else [f"{group}{name}" for group in GROUPS]
+            paths = [p for p in paths if any((root / f"{p}.yaml").is_file() for root in roots)]
+            require(
+                bool(paths),
+                f"--on {name}: there is no such ablation or workload; --config-dir DIR names a "
+                "folder of your own",
+            )
+            require(
+                len(paths) == 1,
+                f"--on {name}: an ablation and a workload have this name; write "
+                f"{' or '.join(paths)}",
+            )
+            selected = paths[0].replace("/", "=", 1)
+            ablation = composer.compose([*flags, selected]).ablation
             arms = ablation.arms
             dotted = next((arm for arm in arms if "." in arm), None)
             require(
@@ -83,7 +90,7 @@ def subjects(
                     HEAD: {**overrides, "environment": {**own, **head}},
                 }
                 words = (
-                    f"{group}={name}",
+                    selected,
                     *(f"~ablation.arms.{other}" for other in arms),
                     *(f"+ablation.arms.{a}={hydra_quote(o)}" for a, o in pair.items()),
                     f"ablation.baseline={BASE}",
@@ -155,20 +162,20 @@ def _refuse(overrides: Sequence[str], found: Sequence[Subject], minutes: float |
 def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) -> list[RowResult]:
     """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
-    from labkit.analysis.studies.study_analysis import cell_dirs
-    from labkit.cli import hydra_arguments, run_study
+    from labkit.cli import hydra_arguments, run_study, study_composer
+    from labkit.experiment.compose.cell_name import cell_name
     from labkit.experiment.hydra.hydra_composer import hydra_quote
 
-    words = [*subject.overrides, *overrides, f"out={hydra_quote(str(out))}"]
-    if run_study.run(hydra_arguments.parse(words), pictures=False) == 130:
+    folder = f"out={hydra_quote(str(out))}"
+    command = hydra_arguments.parse([*subject.overrides, *overrides, folder])
+    if run_study.run(command, pictures=False) == 130:
         raise KeyboardInterrupt
-    results: list[RowResult] = []
-    for folder in () if plan else cell_dirs(out):
-        if folder.name.endswith(PROCESSES_SUFFIX):  # it only confirms another
-            continue
-        cell = Cell.from_json(read_cell(folder))
-        results += regression_gate.row_results(subject.name, cell, HEAD)
-    return results
+    if plan:
+        return []
+    # A folder that is used again may hold cells of another margin, time or workload.
+    _, task = study_composer.hydra_and_task(command)
+    cell = Cell.from_json(read_cell(out / cell_name(task)))
+    return list(regression_gate.row_results(subject.name, cell, HEAD))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -265,7 +272,7 @@ def _run(options: argparse.Namespace) -> int:
     commits = [str(arm["revision"])[:12] for arm in (base, head)]
     with run_study.claimed_folder(options.out, plan) as out:
         for number, subject in enumerate(found):
-            # A folder of these commits alone, else ``--out`` of a bisection has the rows of others.
+            # A folder of these commits alone, else the report in a bisection's ``--out`` mixes all.
             folder = out / "-".join([str(number), *commits])
             rows = _study(subject, folder, [*design, *overrides], plan)
             results.setdefault(subject.name, []).extend(rows)

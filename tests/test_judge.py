@@ -94,6 +94,15 @@ def test_exit_codes(timed, capsys, status, factors, codes, line):
     assert line in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_run_that_failed_counts_although_it_is_left_out(timed, tmp_path, capsys):
+    base = timed("base", SPREAD)
+    head = timed("head", [*SPREAD, 1.0], at=60, codes=[0] * len(SPREAD) + [3])
+    assert main([head, "--against", base, "--out", "out", "--summary", "s.md"]) == 1
+    line = "a run of head that failed is left out: head.json: exit code 3"
+    assert line in " ".join(capsys.readouterr().out.split())
+    assert line in (tmp_path / "s.md").read_text()
+
+
 def test_files_in_turns_count_as_pairs_and_the_folder_is_named(timed, tmp_path, capsys):
     for pair in range(6):
         for place, arm in enumerate(("base", "head")):

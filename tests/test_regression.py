@@ -1,6 +1,7 @@
 """The regression program: exit codes, the studies that it composes, and its summary."""
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -203,10 +204,17 @@ def studies(two_commits, tmp_path, monkeypatch):
 
     def run(command, pictures):
         assert not pictures  # nobody asked for files of them, and drawing takes seconds
-        composed.extend(study_composer.compose_cells(command))
+        (one,) = study_composer.compose_cells(command)
+        composed.append(one)
         if isinstance(studies.result, Exception):
             raise studies.result
-        return 1 if studies.result != "interrupted" else 130
+        if studies.result == "interrupted":
+            return 130
+        if not one.experiment.plan:
+            folder = Path(one.experiment.out) / one.name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "cell.json").write_text(json.dumps(studies.result.to_json()))
+        return 1
 
     def studies(*words):
         composed.clear()
@@ -214,8 +222,6 @@ def studies(two_commits, tmp_path, monkeypatch):
 
     studies.result, studies.refusal = cell("equivalent", -1.0, 1.0), None
     monkeypatch.setattr(run_study, "run", run)
-    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
-    monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
     return studies
 
 
@@ -323,15 +329,28 @@ def test_both_revisions_have_the_environment_of_an_arm(studies, tmp_path, capsys
         assert studies(*words)[0] == 2 and f"--on own: {why}" in capsys.readouterr().err
 
 
-def test_commits_do_not_share_a_folder(studies, monkeypatch):
-    """The rows of every cell of a study count, so --out of a bisection must not mix commits."""
+def test_commits_do_not_share_a_folder(studies):
+    """Else the report of a bisection's ``--out`` mixes them."""
     folders = []
-    found = "labkit.analysis.studies.study_analysis.cell_dirs"
-    monkeypatch.setattr(found, lambda out: folders.append(out) or [out])
     for words in (("HEAD~1", "HEAD"), ("HEAD", "HEAD~1"), ("HEAD~1", "HEAD")):
-        studies(*words, "--on", "chat", "--out", "bisection")
+        _, (one,) = studies(*words, "--on", "chat", "--out", "bisection")
+        folders.append(Path(one.experiment.out))
     first, second, again = folders
     assert first == again != second and {one.parent.name for one in folders} == {"bisection"}
+
+
+def test_other_cells_of_a_folder_decide_nothing(studies, tmp_path, capsys):
+    """Those of another margin, and the one that confirms this command's, counted."""
+    words = ("HEAD~1", "--on", "chat", "--out", "same")
+    studies.result = cell("worse", -4.0, -1.0)
+    assert studies(*words)[0] == 1
+    (worse,) = tmp_path.glob("same/*/*/cell.json")
+    shutil.copytree(worse.parent, f"{worse.parent}~processes")
+    studies.result = cell("equivalent", -1.0, 1.0)
+    for margin in ("5", "2"):
+        capsys.readouterr()
+        assert studies(*words, "--margin", margin)[0] == 0
+        assert capsys.readouterr().out.count("| chat |") == 1
 
 
 def test_the_folder_and_the_summary_may_lie_in_the_user_s_home(studies, tmp_path, monkeypatch):
@@ -365,6 +384,15 @@ def test_workloads_and_ablations_of_the_user_s_own_are_tested(studies, tmp_path)
     assert code == 0 and ablation.experiments["head"].engine.threads == 1
     assert workload.experiment.workload.name == "of my own"
     assert workload.config_dirs == (".", "checkout")
+
+
+def test_a_name_of_two_groups_is_written_with_its_group(studies, capsys):
+    """The workload was tested nowhere: the ablation of its name came first."""
+    assert studies("HEAD~1", "--on", "decode_burst")[0] == 2
+    line = "have this name; write ablation/decode_burst or workload/decode_burst\n"
+    assert capsys.readouterr().err.endswith(line)
+    code, (one,) = studies("HEAD~1", "--on", "workload/decode_burst")
+    assert code == 0 and one.experiment.workload.name == "decode_burst"
 
 
 def test_git_bisect_finds_the_slow_one_of_eight_commits_by_the_exit_codes(
@@ -409,20 +437,8 @@ def test_overrides_that_contradict_no_other_word_are_taken(studies):
     assert (code, one.experiment.workload.name) == (0, "kernel_decode")
 
 
-def test_the_cell_that_confirms_another_decides_nothing(studies, monkeypatch, capsys):
-    found = "labkit.analysis.studies.study_analysis.cell_dirs"
-    monkeypatch.setattr(found, lambda out: [out, out.with_name(f"{out.name}~processes")])
-    by_confirming = {False: cell("equivalent", -1.0, 1.0), True: cell("worse", -4.0, -1.0)}
-    monkeypatch.setattr(
-        regression, "read_cell", lambda one: by_confirming["~" in one.name].to_json()
-    )
-    assert studies("HEAD~1", "--on", "chat", "design.confirm=8")[0] == 0
-    assert capsys.readouterr().out.count("| chat |") == 1
-
-
 @pytest.mark.parametrize("word", ["plan=true", "plan=True", "++plan=yes"])
-def test_a_plan_has_no_result(studies, monkeypatch, capsys, word):
-    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
+def test_a_plan_has_no_result(studies, capsys, word):
     code, cells = studies("HEAD~1", "--on", "chat", "--on", "ragged", word)
     assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
 

@@ -62,7 +62,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     from labkit.experiment.hydra.hydra_error_text import config_errors_in_one_line
     from labkit.experiment.hydra.job_launchers import is_search
 
-    hydra, task = _hydra_and_task(command)
+    hydra, task = hydra_and_task(command)
     with initialized():
         with config_errors_in_one_line(command.overrides):
             if command.multirun:
@@ -104,7 +104,8 @@ def only_plans(overrides: Sequence[str]) -> bool:
         return Composer().compose(words).plan
 
 
-def _hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
+def hydra_and_task(command: Command) -> tuple[list[str], list[str]]:
+    """Return Hydra's own overrides of a command, and the others, which name its cells."""
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     return hydra, [o for o in command.overrides if o not in hydra]
 
@@ -177,7 +178,7 @@ def with_sweep_as_arms(command: Command) -> Command:
     launched = any(o.startswith(plugins) for o in command.overrides)
     if not command.multirun or launched:
         return command
-    hydra, task = _hydra_and_task(command)
+    hydra, task = hydra_and_task(command)
     with initialized(), config_errors_in_one_line(command.overrides):
         if _experiment_makes_cells(hydra, task):
             return command

@@ -46,6 +46,8 @@ def _read_csv(document: Any, file: Path) -> Iterator[ImportedRun]:
             )
         row = {name: cell.strip() for name, cell in zip(header, line, strict=True)}
         runs.setdefault((row["arm"], row["run"]), []).append(row)
+    if not runs:
+        raise ResultFileError(f"{file}: it has no line of a run")
     for (arm, run), rows in runs.items():
         place = f"{file}: arm {arm}, run {run}: "
         cases: dict[str, list[Mapping[str, str]]] = {}
@@ -81,7 +83,7 @@ def _column(name: str, file: Path) -> tuple[str, str, str]:
     if name in METRICS:
         return name, METRICS[name].unit, METRICS[name].better
     parts = name.split(":")
-    if len(parts) != 3 or parts[2] not in BETTER:
+    if len(parts) != 3 or not all(parts) or parts[2] not in BETTER:
         raise ResultFileError(
             f"{file}: column {name!r}: write NAME:UNIT:lower or NAME:UNIT:higher, or a metric of "
             "labkit, such as ttft_p50_ms"

@@ -48,12 +48,17 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The runs in blocks, each in the order in which they ran; ``notes``: how that was found."""
+    """The runs in blocks, each in the order in which they ran.
+
+    ``notes``: how that was found. ``failed``: a line for each run that is in no block, because its
+    arm has more than another, and that failed.
+    """
 
     order: Order
     blocks: tuple[tuple[ImportedRun, ...], ...]
     runs_per_block: int
     notes: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
@@ -66,8 +71,7 @@ def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
         return _named_blocks(arms, runs)
     times, notes = _times(runs)
     if times is None:
-        kept, dropped = _equally_many(arms, runs)
-        return RunPlan(Order.unknown, (tuple(kept),), len(kept) // len(arms), (*notes, *dropped))
+        return _one_block(arms, runs, notes)
     in_order = [runs[i] for i in sorted(range(len(runs)), key=lambda i: (times[i], i))]
     plan = _in_windows(arms, _joined_by_file(in_order))
     if plan is not None and all(len(_groups(block)) == len(arms) for block in plan.blocks):
@@ -80,10 +84,9 @@ def plan_runs(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
         joined_runs = sum(map(len, plan.blocks)) < len(runs)
         joining = ("runs of an arm that came together count as one",) if joined_runs else ()
         return replace(plan, notes=(*notes, *joining))
-    kept, dropped = _equally_many(arms, in_order)
-    together = len(_groups(kept)) == len(arms)
-    order = Order.one_after_the_other if together else Order.mixed
-    return RunPlan(order, (tuple(kept),), len(kept) // len(arms), (*notes, *dropped))
+    plan = _one_block(arms, in_order, notes)
+    together = len(_groups(plan.blocks[0])) == len(arms)
+    return replace(plan, order=Order.one_after_the_other if together else Order.mixed)
 
 
 def _named_blocks(arms: Sequence[str], runs: Sequence[ImportedRun]) -> RunPlan:
@@ -103,7 +106,8 @@ def _times(runs: Sequence[ImportedRun]) -> tuple[list[float] | None, tuple[str, 
 
     Without times in the files, it is the time when a file was last written.
     """
-    if all(run.started is not None for run in runs):
+    in_files = all(run.started is not None for run in runs)
+    if in_files:
         times = [float(run.started or 0.0) for run in runs]
         source = "the times in the files give the order of the runs"
     elif all(run.tool == "CSV" for run in runs):
@@ -115,8 +119,9 @@ def _times(runs: Sequence[ImportedRun]) -> tuple[list[float] | None, tuple[str, 
     first: dict[float, ImportedRun] = {}
     for run, time in zip(runs, times, strict=True):
         other = first.setdefault(time, run)
-        if run.arm != other.arm and run.file != other.file:
-            return None, (f"{run.file} and {other.file} have the same time",)
+        if run.arm != other.arm and (in_files or run.file != other.file):
+            named = (f"{one.arm} in {one.file}" for one in (other, run))
+            return None, (f"runs of {' and '.join(named)} have the same time",)
     return times, (source,)
 
 
@@ -164,13 +169,18 @@ def _as_one_run(runs: Sequence[ImportedRun]) -> ImportedRun:
     return replace(runs[0], cases=tuple(joined), failure=failure)
 
 
-def _equally_many(
-    arms: Sequence[str], runs: Sequence[ImportedRun]
-) -> tuple[list[ImportedRun], tuple[str, ...]]:
-    """Return equally many runs of every arm, the first ones, and a note on those left out."""
+def _one_block(arms: Sequence[str], runs: Sequence[ImportedRun], notes: tuple[str, ...]) -> RunPlan:
+    """Return the plan of one block: equally many runs of every arm, the first ones."""
     fewest = min(_count(runs, arm) for arm in arms)
     first = {id(r) for arm in arms for r in [r for r in runs if r.arm == arm][:fewest]}
-    kept = [run for run in runs if id(run) in first]
-    more = len(runs) - len(kept)
-    note = f"{count_text(more, 'run')} left out: the arms do not have equally many"
-    return kept, (note,) if more else ()
+    kept = tuple(run for run in runs if id(run) in first)
+    more = [run for run in runs if id(run) not in first]
+    if more:
+        left_out = f"{count_text(len(more), 'run')} left out: the arms do not have equally many"
+        notes = (*notes, left_out)
+    failed = dict.fromkeys(
+        f"a run of {run.arm} that failed is left out: {run.file.name}: {run.failure}"
+        for run in more
+        if run.failure
+    )
+    return RunPlan(Order.unknown, (kept,), fewest, notes, tuple(failed))

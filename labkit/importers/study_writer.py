@@ -80,7 +80,7 @@ class ImportedStudy:
         return cls(
             arms,
             replace(plan, notes=(*repeated, *plan.notes, *settings)),
-            (plan.order.value, *differing_amounts(arms, runs), *of_tool),
+            (plan.order.value, *plan.failed, *differing_amounts(arms, runs), *of_tool),
             (*unmeasured, *unjudged),
         )
 

@@ -112,6 +112,8 @@ def _case(result: Fields, total: str) -> tuple[CaseRecord, ...]:
         "output_throughput": ("output_tok_s", True),
         total: ("total_tok_s", False),
         "request_throughput": ("request_s", False),
+        "request_goodput": ("goodput_req_s", False),  # null without vLLM's --goodput
+        "request_goodput:": ("goodput_req_s", False),  # its name in older versions
     }
     for theirs, ours in {**LATENCIES, **E2E}.items():
         names[f"median_{theirs}_ms"] = f"{ours}_p50_ms", ours in ("ttft", "tpot_excl_first")

@@ -180,7 +180,7 @@ def arm_from_json(data: Mapping[str, Any]) -> Arm:
 def with_current_verdicts(data: dict[str, Any]) -> dict[str, Any]:
     """Give the verdicts of a ``cell.json`` their current names, and return it.
 
-    Raises ``RecordError`` if a key that it must have is missing.
+    Raises ``ValueError`` or ``TypeError`` if it lacks a part or has one of another type.
     """
     _checked(data, "design", dict)
     _checked(data, "arms", list)

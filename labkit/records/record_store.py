@@ -136,7 +136,7 @@ def read_cell(cell_dir: StudyPath) -> dict[str, Any]:
     data = read_json(path)
     try:
         cell = record_codec.with_current_verdicts(data)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RecordError(f"{path} is not a valid cell: {error}") from None
     _check_design(cell_dir, cell["design"])
     return cell

@@ -53,10 +53,10 @@ class AuthorsStudy:
     sources: Path | None = None
 
     @property
-    def other_revision(self) -> str | None:
-        """The author's commit of labkit, unless it is unknown or the same here."""
-        known = {cell.environment.get("git") for cell in self.cells} - {None}
-        return next(iter(known - {code_revision.commit()}), None)
+    def other_revisions(self) -> list[str]:
+        """The author's commits of labkit, without an unknown one and the one here."""
+        known = {cell.environment.get("git") for cell in self.cells}
+        return sorted(git for git in known - {code_revision.commit()} if git)
 
     def changes(self, reader: ReaderOptions) -> list[str]:
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
@@ -107,7 +107,7 @@ def _replicate_all(
     from labkit.analysis.pages.replication_page import write_replications
     from labkit.experiment.progress_display import format_duration
 
-    status = 0
+    status, cells = 0, 0
     article = source.is_file() and source.suffix != ARCHIVE_SUFFIX
     pairs, refused = list[tuple[AuthorsStudy, ReaderOptions]](), dict[str, str]()
     archives = table_archives(source) if article else [source]
@@ -116,6 +116,7 @@ def _replicate_all(
         own = out / names[path] if article else out
         try:
             study, reader, lines = _ready(path, own, given, options)
+            cells += len(study.cells)
         except (ConfigError, RecordError) as error:
             if not article:
                 raise
@@ -126,7 +127,8 @@ def _replicate_all(
             refused[path.name] = "; ".join(lines)
         else:
             pairs.append((study, reader))
-    time_s = TIME_S / max(1, sum(len(study.cells) for study, _ in pairs))
+    # The same whichever can run here, so that the study continues once another can.
+    time_s = TIME_S / max(1, cells)
     if given.values.get("plan"):
         planned_s = sum(_plan(study, reader, time_s) for study, reader in pairs)
         if len(pairs) > 1:
@@ -233,7 +235,13 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
 
     if versions == OURS:
         return reader
-    theirs = next((cell.versions for cell in study.cells if cell.versions), {})
+    theirs = study.cells[0].versions
+    software = {(one.environment.get("git"), *sorted(one.versions.items())) for one in study.cells}
+    require(
+        len(software) == 1,
+        f"{study.path}: its cells ran with {len(software)} sets of versions, and --versions theirs "
+        "takes one; name the folder of one cell (python -m labkit.archive --unpack makes them)",
+    )
     require(bool(theirs), f"{study.path}: its records name no versions of packages")
     here = machine_snapshot.versions()
     differing = {n: v for n, v in theirs.items() if n != "labkit" and here.get(n, v) != v}
@@ -247,7 +255,7 @@ def _with_revision(study: AuthorsStudy, reader: ReaderOptions) -> ReaderOptions:
     """Add the author's revision of labkit; if it does not run here, say so and leave it out."""
     from labkit.experiment.launch.exported_revision import RevisionError
 
-    theirs = replace(reader, revision=study.other_revision)
+    theirs = replace(reader, revision=next(iter(study.other_revisions), None))
     try:
         for cell in study.cells if theirs.revision else ():
             cell.composed(theirs, TIME_S)
@@ -269,9 +277,9 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> float:
         history = StudyHistory(study.out, [cell.measured for cell in study.cells])
         seconds = print_plan(cells, history, study.out, written)
     lines = [*study.forecast, *(f"another question: {x}" for x in study.changes(reader))]
-    if study.other_revision is not None and reader.revision is None:
-        revision = study.other_revision[:12]
-        lines.append(f"labkit's revision is this machine's, not the author's {revision}")
+    if study.other_revisions and reader.revision is None:
+        revisions = " and ".join(revision[:12] for revision in study.other_revisions)
+        lines.append(f"labkit's revision is this machine's, not the author's {revisions}")
     print("\n".join(lines))
     return seconds
 
@@ -279,11 +287,14 @@ def _plan(study: AuthorsStudy, reader: ReaderOptions, time_s: float) -> float:
 @contextmanager
 def _continuing(options: argparse.Namespace, out: Path) -> Iterator[None]:
     """If interrupted, print the command that continues."""
+    from labkit.experiment.hydra.hydra_composer import hydra_quote
+
     try:
         yield
     except KeyboardInterrupt:
         words = [word for word in options.words if not word.startswith("out=")]
-        words += [f"out={out}", f"--versions={options.versions}", *["--trust"] * options.trust]
+        words += [f"out={hydra_quote(str(out))}", f"--versions={options.versions}"]
+        words += ["--trust"] * options.trust
         print_error(PROG, f"interrupted; continue with: {PROG} {shlex.join(words)}")
         raise
 

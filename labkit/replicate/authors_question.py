@@ -36,7 +36,7 @@ SMALLER = "workload.num_requests, workload.concurrency or workload.max_pool_byte
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What the reader sets: options of the question and of the design, and the packages.
+    """What the reader sets: options of the question, the design and the command; the packages.
 
     ``values``: by option, in JSON types. ``requirements``: the author's packages, as pip spells
     them; empty: this machine's. ``revision``: the author's commit of labkit; None: this machine's.
@@ -67,7 +67,7 @@ class ReaderOptions:
             require(not parsed.is_sweep_override(), f"{word}: give a single value")
             group = key.partition(".")[0]
             require(
-                group in (*ASKED_GROUPS, "design", "out", "plan") and key not in DECIDED_BY,
+                group in (*ASKED_GROUPS, "design", "out", "plan", "redo") and key not in DECIDED_BY,
                 f"{word}: the author's study fixes it{did_you_mean(group, ASKED_GROUPS)}",
             )
             values[key] = parsed.value()
@@ -174,6 +174,7 @@ class AuthorsCell:
         plain = {
             "model": {"shape": {}},
             **config,
+            **reader.of("redo"),
             "design": self._design(reader, time_s),
             "ablation": {
                 "name": self.name,

@@ -292,6 +292,8 @@ BROKEN = [
     (edited(FAMILIES["pyperf"], "version", "2.0"), "version: is 2.0; labkit reads 1.0"),
     (edited(FAMILIES["asv"], "result_columns", ["result"]), "lacks result or params"),
     ("arm,run,latency\nx,1,2\n", "column 'latency': write NAME:UNIT:lower"),
+    ("arm,run,ttft_p50_ms::higher\nx,1,2\n", "column 'ttft_p50_ms::higher': write NAME:UNIT:lower"),
+    ("arm,run,latency:ms:lower\n", "it has no line of a run"),
     ("arm,run,latency:ms:lower\nx,1\n", "line 2: it has 2 columns, the header has 3"),
     ("arm,run,latency:ms:lower\nx,1,nan\n", "latency:ms:lower: is nan, not a number"),
     ("arm,run,latency:ms:lower\nx,1," + "5" * 200_000, "field larger than field limit"),
@@ -439,6 +441,15 @@ def test_a_result_that_comes_again_is_refused(tmp_path):
     warm_up.write_text(json.dumps(VLLM | {"run_number": -1}))
     with pytest.raises(ResultFileError, match=r"run_number: is -1, a warm-up's; leave this file"):
         read_files([base])
+
+
+def test_a_goodput_of_vllm_is_read(tmp_path):
+    """It was neither judged nor named as not judged."""
+    for value, shown in ((3.5, [("goodput_req_s", 3.5)]), (None, [])):
+        (tmp_path / "a.json").write_text(json.dumps(VLLM | {"request_goodput": value}))
+        (run,) = read_files([tmp_path / "a.json"])
+        found = [(one.name, one.repeats[0]) for one in run.cases[0].metrics]
+        assert [one for one in found if "goodput" in one[0]] == shown
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The blocks that an order of runs allows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,14 @@ def test_blocks_must_hold_every_arm_equally_often():
     for wrong, line in ((named[:3], "each arm equally often"), ([*named, runs[0]], "have none")):
         with pytest.raises(ResultFileError, match=line):
             plan_runs("ab", wrong)
+
+
+def test_arms_that_have_one_time_have_no_known_order(tmp_path):
+    """In one file, the order of its lines counted, whatever their times."""
+    table = [replace(run, started=0.0) for run in runs_of("abab", files="1111")]
+    plan = plan_runs("ab", table)
+    assert plan.order is Order.unknown
+    assert plan.notes == ("runs of a in 1 and b in 1 have the same time",)
+    (tmp_path / "1").touch()  # a file of a tool that writes its runs in their order
+    written = [replace(run, started=None, file=tmp_path / "1") for run in table]
+    assert plan_runs("ab", written).order is Order.same_turns

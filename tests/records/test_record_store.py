@@ -265,6 +265,14 @@ def test_a_cell_without_its_design_is_refused(tmp_path):
         read_cell(tmp_path)
 
 
+@pytest.mark.parametrize("rows", [[None], [{"comparisons": [3]}]])
+def test_a_cell_whose_rows_are_no_objects_is_refused(tmp_path, rows):
+    cell = {"schema_version": 1, "arms": [], "design": {}, "rows": rows}
+    write_json(tmp_path / "cell.json", cell)
+    with pytest.raises(RecordError, match=r"cell\.json is not a valid cell: "):
+        read_cell(tmp_path)
+
+
 def test_an_older_cell_has_todays_verdicts(tmp_path):
     rows = [{"comparisons": [{"verdict": word} for word in ("faster", "slower", "trivial")]}]
     cell = {"schema_version": 1, "arms": [], "design": {}, "rows": rows}

@@ -1,10 +1,12 @@
 """``python -m labkit.replicate``: planted studies, archived and repeated in another folder."""
 
+import argparse
 import importlib
 import json
 import math
 import os
 import random
+import shlex
 import shutil
 import sys
 import tempfile
@@ -22,15 +24,15 @@ from labkit.analysis.pages.article_rendering import table_archives
 from labkit.analysis.pages.replication_page import write_replication
 from labkit.analysis.studies.replication import forecast_lines, replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
-from labkit.cli import hydra_arguments, study_composer, study_runner
+from labkit.cli import hydra_arguments, run_study, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
-from labkit.config import to_plain
+from labkit.config import ConfigError, Redo, to_plain
 from labkit.engine.user_classes import UserClassError
 from labkit.experiment.compose.input_digests import input_digests
 from labkit.machine.cache_entries import CacheError
 from labkit.records import RecordError, open_study, unpack_archive
-from labkit.replicate.__main__ import AuthorsStudy, _folder_names, _reader, main
-from labkit.replicate.authors_question import AuthorsCell, ReaderOptions, authors_cells
+from labkit.replicate.__main__ import AuthorsStudy, _continuing, _folder_names, _reader, main
+from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -355,6 +357,7 @@ def test_a_cache_or_a_class_that_fails_is_one_line_and_exit_code_2(error, monkey
         (["more.zip"], "2 studies"),
         (["plan=maybe"], "plan=maybe: it must be true or false"),
         (["design.time=fast"], "replicate: every arm: design.time='fast': must be"),
+        (["redo=maybe"], "replicate: every arm: redo="),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(words, reason, archive, capsys):
@@ -390,6 +393,48 @@ def test_the_author_s_versions_become_an_environment_of_every_arm(archive, monke
     assert list(cell.changes(moved)) == ["model.path=other (the author: None)"]  # no folder
     served = ReaderOptions({"engine.server.url": "http://ann.example:8000"})
     assert list(cell.changes(served)) == ["engine.server.url=an address (the author: None)"]
+
+
+def test_cells_of_several_revisions_are_not_run_with_one_of_them(archive):
+    """The first of a set was taken, so the same command ran one or the other."""
+    opened = open_study(archive)
+    (cell,) = authors_cells(opened, cell_dirs(opened))
+    environment = {**cell.environment, "git": "b" * 40}
+    other = replace(cell, manifest={**cell.manifest, "environment": environment})
+    own = AuthorsStudy(opened, (cell, other), Path("x"))
+    assert own.other_revisions == ["a" * 40, "b" * 40]
+    with pytest.raises(ConfigError, match=r"2 sets of versions.*; name the folder of one cell"):
+        _reader(own, ReaderOptions(), "theirs")
+
+
+def test_failed_runs_are_repeated_if_asked(archive):
+    (cell,) = authors_cells(open_study(archive), cell_dirs(open_study(archive)))
+    reader = ReaderOptions.parse(["redo=failed"])
+    assert cell.experiment(cell.tested[0], reader, 60.0).redo is Redo.failed
+    assert list(cell.changes(reader)) == list(cell.changes(ReaderOptions()))
+
+
+def test_the_command_that_continues_names_its_folder(capsys):
+    options = argparse.Namespace(words=["a.zip", "out='x,y'"], versions="ours", trust=True)
+    with pytest.raises(KeyboardInterrupt), _continuing(options, Path("x,y")):
+        raise KeyboardInterrupt
+    words = shlex.split(capsys.readouterr().err.partition("python -m labkit.replicate ")[2])
+    assert words[0] == "a.zip" and words[2:] == ["--versions=ours", "--trust"]
+    assert run_study.named_folder(hydra_arguments.parse(words[1:2])) == Path("x,y")
+
+
+def test_the_time_of_a_cell_does_not_depend_on_what_can_run(author, archive, tmp_path, monkeypatch):
+    """Once another archive could run, the cells that had begun were refused."""
+    other = edited(author, tmp_path, set_in("workload", "speed_of_light", value=1))
+    archive_command.archive_study(other, tmp_path / "other.zip")
+    article = tmp_path / "post.md"
+    rows = "".join(f'| {{{{ answer("{name}.zip") }}}} |\n' for name in ("author", "other"))
+    article.write_text(f"| a |\n| --- |\n{rows}")
+    planned = []
+    monkeypatch.setattr(
+        "labkit.replicate.__main__._plan", lambda study, reader, s: planned.append(s) or s
+    )
+    assert main([str(article), "plan=true"]) == 0 and planned == [TIME_S / 2]
 
 
 def test_files_of_another_name_are_another_question(archive, tmp_path):
