@@ -359,6 +359,8 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Case("c", decode=1), "decode and context go together"),
         (lambda: Case("c", decode=1, context=1, past=4), "past needs prefill"),
         (lambda: Case("c"), "no requests"),
+        (lambda: Case("c", decode=1, context=1 << 31), "context=2147483648: must be 0 to 1048576"),
+        (lambda: Case("c", uneven=[[1, 1 << 31]]), "them], at most 1048576 each"),
         (lambda: Ablation(arms={"control": {}}), "ablation.arms.control"),
         (lambda: Ablation(arms={"Control": {}}), "ablation.arms.Control: this is the A/A arm"),
         (lambda: Ablation(arms={"Map": {}, "a": {}, "map": {}}), "only its case differs from Map"),

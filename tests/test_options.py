@@ -138,7 +138,7 @@ def test_error_names_the_option_the_value_and_the_allowed_values():
         ),
         (
             lambda: config.Case("one", decode=-1),
-            "workload.cases: case 'one': decode=-1: must be 0 or more",
+            "workload.cases: case 'one': decode=-1: must be 0 to 100000",
         ),
         (
             lambda: config.Budget(fraction=0.5),

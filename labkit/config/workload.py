@@ -8,7 +8,15 @@ from functools import partial
 
 from labkit.config.engine.kv_cache import Precision
 from labkit.config.option import CLASS_PATH, Group, ReadBy, is_class_path, option, require
-from labkit.config.requests import TIMESTAMPED_SOURCES, ArrivalKind, Arrivals, LatencySLO, Prompts
+from labkit.config.requests import (
+    MAX_LENGTH_TOKENS,
+    MAX_REQUESTS,
+    TIMESTAMPED_SOURCES,
+    ArrivalKind,
+    Arrivals,
+    LatencySLO,
+    Prompts,
+)
 from labkit.config.video_decoding import Clip, Decoder, FramePicks
 
 
@@ -36,22 +44,24 @@ class CacheState(Enum):
     warm = "warm"
 
 
+case_number_option = partial(option, 0, ge=0, le=MAX_REQUESTS)
+case_length_option = partial(option, 0, ge=0, le=MAX_LENGTH_TOKENS, unit="tokens")
+
+
 @dataclass
 class Case(Group, place="workload.cases"):
     """A batch of a kernel workload: decodes, prefill chunks, and requests with given lengths."""
 
     name: str = option("", "Name of the case in reports.")
-    decode: int = option(0, "Decoding requests (one query token each).", ge=0)
-    context: int = option(0, "Context length of each decoding request.", ge=0, unit="tokens")
-    prefill: int = option(0, "Requests that prefill a chunk of their prompt.", ge=0)
-    chunk: int = option(0, "Query tokens of each prefilling request.", ge=0, unit="tokens")
-    past: int = option(
-        0, "Cached tokens of each prefilling request before its chunk.", ge=0, unit="tokens"
-    )
+    decode: int = case_number_option("Decoding requests (one query token each).")
+    context: int = case_length_option("Context length of each decoding request.")
+    prefill: int = case_number_option("Requests that prefill a chunk of their prompt.")
+    chunk: int = case_length_option("Query tokens of each prefilling request.")
+    past: int = case_length_option("Cached tokens of each prefilling request before its chunk.")
     uneven: list[list[int]] = option(
         factory=list,
         meaning="Further requests with their own lengths: [query tokens, cached tokens before "
-        "them].",
+        f"them], at most {MAX_LENGTH_TOKENS} each.",
     )
     factor: int = option(
         1, "Factor on workload.repeats, for cases with short dispatches.", ge=1, le=100_000
@@ -77,8 +87,9 @@ class Case(Group, place="workload.cases"):
         )
         for lengths in self.uneven:
             require(
-                len(lengths) == 2 and lengths[0] > 0 and lengths[1] >= 0,
-                f"{where}: uneven: {lengths} must be [query tokens, cached tokens before them]",
+                len(lengths) == 2 and 0 < lengths[0] <= MAX_LENGTH_TOKENS >= lengths[1] >= 0,
+                f"{where}: uneven: {lengths} must be [query tokens, cached tokens before them], at "
+                f"most {MAX_LENGTH_TOKENS} each",
             )
 
     @property
@@ -130,7 +141,8 @@ class Workload(Group, place="workload"):
     warmup: int = option(
         2,
         "Amount of unmeasured warm-up: the minimum launches per case (kernel), the windows "
-        "(scoring), the requests for the shortest clip (video), or the requests (other kinds).",
+        "(scoring), the requests for the smallest clip file (video), or the requests (other "
+        "kinds).",
         ge=0,
     )
     repeats: int | None = option(

@@ -27,6 +27,7 @@ class Counter:
     option: str | None = None
     suffixes: tuple[str, ...] = ()
     counted_by_kernel: bool = False  # else the host computes it from the launch's plan
+    is_level: bool = False  # a peak, a share or a present amount, of which parts make no sum
 
     @property
     def family_prefix(self) -> str | None:
@@ -119,7 +120,7 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("requests.refused", "requests", "requests refused at submission"),
     Counter("requests.sampling_failed", "requests",
             "requests ended because no token could be sampled for them"),
-    Counter("requests.most_running", "requests", "peak number of running requests"),
+    Counter("requests.most_running", "requests", "peak number of running requests", is_level=True),
     # Streams from a server.
     Counter("requests.failed", "requests", "requests that a server failed or did not complete"),
     Counter("finish.*", "requests", "streams that ended with this finish reason", None,
@@ -160,12 +161,12 @@ COUNTERS: tuple[Counter, ...] = (
     # KV memory.
     Counter("blocks.allocated", "blocks", "KV blocks allocated"),
     Counter("blocks.freed", "blocks", "KV blocks freed"),
-    Counter("blocks.peak", "blocks", "peak number of KV blocks in use"),
-    Counter("blocks.headroom", "blocks", "KV blocks left free at that peak"),
+    Counter("blocks.peak", "blocks", "peak number of KV blocks in use", is_level=True),
+    Counter("blocks.headroom", "blocks", "KV blocks left free at that peak", is_level=True),
     Counter("blocks.total", "blocks", "KV blocks in the pool"),
     Counter("kv_block_bytes", "bytes", "bytes of one KV block over all layers"),
-    Counter("peak_kv_bytes", "bytes", "peak KV memory allocated to requests"),
-    Counter("kv_used_bytes", "bytes", "peak KV memory that held computed tokens"),
+    Counter("peak_kv_bytes", "bytes", "peak KV memory allocated to requests", is_level=True),
+    Counter("kv_used_bytes", "bytes", "peak KV memory that held computed tokens", is_level=True),
     Counter("kv.slots_held", "tokens", "KV slots (tokens) that requests held when they ended"),
     Counter("kv.slots_filled", "tokens", "of those, slots that held computed tokens"),
     Counter("kv.set_aside", "tokens", "KV slots (tokens) reserved for requests at admission"),
@@ -174,14 +175,14 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("window_pools.freed_blocks", "blocks",
             "KV blocks freed because every query to come is past their sliding window"),
     Counter("window_pools.peak_blocks", "blocks",
-            "peak number of KV blocks in use by layers with a sliding window"),
+            "peak number of KV blocks in use by layers with a sliding window", is_level=True),
     Counter("window_pools.total_blocks", "blocks", "KV blocks in the pools of sliding windows"),
     Counter("kv.padded_slots", "slots", "padding slots that decodes attended to"),
     Counter("padding.waste_pct", "%",
-            "share of the keys read that hold no token of a live request"),
+            "share of the keys read that hold no token of a live request", is_level=True),
     Counter("state_slots.allocated", "slots", "slots of recurrent states allocated"),
     Counter("state_slots.freed", "slots", "slots of recurrent states freed"),
-    Counter("state_slots.peak", "slots", "peak number of requests with a slot"),
+    Counter("state_slots.peak", "slots", "peak number of requests with a slot", is_level=True),
     Counter("state_slots.total", "slots", "slots in all, those for snapshots included"),
     Counter("state_slot_bytes", "bytes", "bytes of one slot over all layers"),
     Counter("state_bytes_copied", "bytes", "bytes of recurrent states moved between arrays"),
@@ -190,7 +191,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("state_snapshots.evicted", "snapshots", "snapshots that made room for newer ones"),
     Counter("prefix.queried_tokens", "tokens", "prompt tokens looked up in the prefix cache"),
     Counter("prefix.hit_tokens", "tokens", "prompt tokens found in the prefix cache"),
-    Counter("prefix.cached_blocks", "blocks", "KV blocks kept for reuse by the prefix cache"),
+    Counter("prefix.cached_blocks", "blocks", "KV blocks kept for reuse by the prefix cache",
+            is_level=True),
     Counter("prefix.evicted_blocks", "blocks", "KV blocks evicted from the prefix cache"),
     # Speculative decoding.
     Counter("spec.*", "steps", "steps in which this proposer was asked for draft tokens", None,
@@ -283,6 +285,12 @@ def find_counter(name: str, option_choices: OptionChoices | None = None) -> Coun
     if name in _SINGLE:
         return _SINGLE[name]
     return next((family for family in _FAMILIES if _matches(name, family, option_choices)), None)
+
+
+def is_level(name: str) -> bool:
+    """Return whether a counter is a peak, a share or a present amount (``Counter.is_level``)."""
+    counter = find_counter(name)
+    return counter is not None and counter.is_level
 
 
 def _matches(name: str, family: Counter, option_choices: OptionChoices | None) -> bool:

@@ -41,8 +41,8 @@ def claim(experiment: Experiment) -> Claim:
 
     An engine with a pool of blocks claims all memory that the policy grants. Without a pool, as in
     mlx_lm, memory grows with the requests, and the claim is the memory of the longest requests that
-    can be in flight together. Raises ``ConfigError`` if the policy refuses the model, or the
-    model's sizes are unknown.
+    can run together. Raises ``ConfigError`` if the policy refuses the model, or the model's sizes
+    are unknown.
     """
     engine = experiment.engine
     planned = memory_budget.plan_for_arm(experiment)
@@ -57,7 +57,8 @@ def claim(experiment: Experiment) -> Claim:
         tokens = (planned.full_blocks - 1) * engine.kv.block_size
         return Claim(total, planned.ceiling, taken, tokens)
     lengths = sorted((p + o for p, o in source_of(experiment).lengths(experiment)), reverse=True)
-    tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])
+    in_flight = experiment.workload.concurrency or len(lengths)
+    tokens = slots_for(engine.kv, lengths[: min(in_flight, engine.scheduler.max_num_seqs)])
     model = footprint(experiment)
     weights = sum(part.bytes for part in planned.parts[:-1])  # the last part is the KV memory
     taken = weights + tokens * memory_budget.kv_bytes_per_token(engine, model)

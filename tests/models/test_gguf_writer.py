@@ -60,6 +60,7 @@ def refusal(tmp_path, config=LLAMA, tokenizer=None):
     [
         ({"model_type": "phi3"}, "phi3"),
         ({"quantization": {"bits": 4}}, "a quantised llama"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "a quantised llama"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "llama with RoPE scaling"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "llama with RoPE scaling"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "llama with RoPE scaling"),

@@ -321,6 +321,32 @@ def test_a_warm_round_begins_with_one_wash_out_of_the_arm_whose_turn_is_last(mon
         assert repeats(result) == (1e6,) * 12 and result.cases[0].notes["state"] == "warm"
 
 
+@pytest.mark.parametrize("state", [State.hot, State.warm, State.cold])
+def test_hardware_is_counted_from_the_caches_of_a_measured_turn(monkeypatch, state):
+    world = World()
+
+    def count(work):
+        world.spend("counted", 0.0)
+        work()
+        return {"cycles": 7}
+
+    monkeypatch.setattr(interleaved_kernels.hardware_counters, "count", count)
+    backends = [Backend(world, lambda w: 1.0) for _ in range(2)]
+    results = measure_kernels(world, backends, FEW, state=state)
+    a, b = (turn for what, turn in world.done if what == "counted" and turn is not None)
+    launch = ("launch", 5)
+    first, second = ([("counted", arm), (launch, arm)] for arm in (a, b))
+    before = {
+        State.hot: ([(launch, a)], [(launch, b)]),
+        State.warm: ([(launch, b)], []),
+        State.cold: ([("flush", None)], [("flush", None)]),
+    }[state]
+    expected = [*before[0], *first, *before[1], *second]
+    assert world.done[-len(expected) :] == expected
+    assert [result.notes["hardware"] for result in results] == [{"few": {"cycles": 7.0}}] * 2
+    assert all(backend.poisoned[-1] for backend in backends)
+
+
 def test_the_caches_of_a_single_arm_are_hot():
     world = World()
     (result,) = measure_kernels(world, [Backend(world, lambda w: 1.0)], FEW, state=State.warm)

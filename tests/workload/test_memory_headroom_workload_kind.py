@@ -44,6 +44,8 @@ def test_auto_takes_what_its_requests_take(policies):
         memory_headroom_workload_kind.claim(a) for a in (arms["auto"], policies()["auto"])
     )
     assert one.tokens % 256 == 0 and 8 * one.tokens < sixteen.tokens <= 16 * one.tokens
+    row = policies("engine.scheduler.max_num_seqs=1")["auto"]
+    assert memory_headroom_workload_kind.claim(row).tokens == one.tokens
     per_token = 4 * 28 * 2 * 8 * 128
     assert sixteen.taken - one.taken == (sixteen.tokens - one.tokens) * per_token
 

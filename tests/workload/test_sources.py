@@ -234,16 +234,16 @@ def test_prompts_of_a_trace_share_the_blocks_that_their_hashes_share(file):
     assert make_prompts(file(TRACE, "workload.prompts.seed=4", source="trace")) != prompts
 
 
-@pytest.mark.parametrize("scale", [0.1, 0.37])
+@pytest.mark.parametrize("scale", [0.1, 0.37, 0.0005])
 def test_a_scaled_trace_shares_the_same_fraction(file, scale):
     experiment = file(TRACE, f"workload.prompts.length_scale={scale}", source="trace")
     prompts = make_prompts(experiment)
     ids = [prompt.token_ids for prompt in prompts]
     lengths = source_of(experiment).lengths(experiment)
     assert [(len(p.token_ids), p.max_tokens) for p in prompts] == lengths
-    assert lengths[0] == (round(1300 * scale), max(1, round(5 * scale)))
-    assert common(ids[0], ids[1]) == round(1024 * scale)
-    assert common(ids[0], ids[2]) == round(512 * scale)
+    assert lengths[0] == (max(1, round(1300 * scale)), max(1, round(5 * scale)))
+    assert common(ids[0], ids[1]) == max(1, round(1024 * scale))
+    assert common(ids[0], ids[2]) == max(1, round(512 * scale))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def _check_model(config: dict[str, Any]) -> None:
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     is_scaled = (scaling.get("type") or scaling.get("rope_type", "default")) != "default"
     reasons = {
-        f"a quantised {kind}": bool(config.get("quantization")),
+        f"a quantised {kind}": any(config.get(k) for k in ("quantization", "quantization_config")),
         f"{kind}": kind not in ARCHITECTURES,
         f"{kind} without max_position_embeddings": model_json.max_context(config) is None,
         f"{kind} with RoPE scaling": is_scaled,

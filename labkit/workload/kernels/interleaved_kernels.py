@@ -116,16 +116,24 @@ class InterleavedKernels:
         return [self._measurement(index, hardware[index]) for index in range(len(self._arms.arms))]
 
     def _count_hardware(self) -> list[dict[str, Any]]:
-        """Launch each batch again with hardware counters; return each arm's note ``hardware``."""
+        """Launch each batch again with hardware counters; return each arm's note ``hardware``.
+
+        The caches are in the same state as in a measured turn.
+        """
         counted: list[dict[str, Any]] = [{} for _ in self._arms.arms]
         try:
             if self._arms.queue is not None:
                 raise OSError("the kernels run on a device of their own")
-            for case, prepared in ((c, arm.prepared) for c in self._cases for arm in c.arms):
-                launch = partial(prepared.batch.launch, self._clock, "counted launch 0")
-                with self._context.turn(prepared.arm):
-                    counts = hardware_counters.count(launch)
-                counted[prepared.arm][case.label] = {k: float(n) for k, n in counts.items()}
+            hardware_counters.count(lambda: None)  # raises before a launch if there are none
+            for case in self._cases:
+                self._begin_round(case, case.arms[-1].prepared.arm)
+                for arm in case.arms:
+                    batch, index = arm.prepared.batch, arm.prepared.arm
+                    launch = partial(batch.launch, self._clock, "counted launch 0")
+                    with self._turn(case, arm):
+                        batch.poison()
+                        counts = hardware_counters.count(launch)
+                    counted[index][case.label] = {k: float(n) for k, n in counts.items()}
         except OSError as error:
             return [{"unavailable": error.strerror or str(error)} for _ in self._arms.arms]
         return counted
@@ -133,12 +141,25 @@ class InterleavedKernels:
     def _measure_round(self, case: CaseRounds, turns: Sequence[tuple[int, int]]) -> None:
         case.pulse_s.append(self._pulse())
         self._time_empty_launches(case)
-        if case.state is State.warm:
-            last, _ = turns[-1]
-            with self._context.turn(last):
-                self._wash_out(case.samples(last))
+        self._begin_round(case, turns[-1][0])
         for arm, position in turns:
             self._measure_turn(case.samples(arm), case, position)
+
+    def _begin_round(self, case: CaseRounds, last: int) -> None:
+        """For warm caches, launch the wash-out of the arm whose turn comes last."""
+        if case.state is State.warm:
+            with self._context.turn(last):
+                self._wash_out(case.samples(last))
+
+    @contextmanager
+    def _turn(self, case: CaseRounds, arm: ArmSamples) -> Iterator[None]:
+        """Begin an arm's turn, with a flush for cold caches and a wash-out for hot ones."""
+        if case.state is State.cold:
+            self._context.machine.flush()
+        with self._context.turn(arm.prepared.arm):
+            if case.state is State.hot:
+                self._wash_out(arm)
+            yield
 
     def pilot(self, seconds: float) -> list[CasePilot]:
         """Warm up all cases, then measure rounds of them for about ``seconds``, as long for each.
@@ -198,13 +219,9 @@ class InterleavedKernels:
 
     def _measure_turn(self, arm: ArmSamples, case: CaseRounds, position: int) -> None:
         """Measure one turn of one arm, as the module's docstring describes."""
-        prepared, length = arm.prepared, case.chain_length(arm)
+        length = case.chain_length(arm)
         launch_name = f"round {len(arm.seconds)}"
-        if case.state is State.cold:
-            self._context.machine.flush()
-        with self._context.turn(prepared.arm):
-            if case.state is State.hot:
-                self._wash_out(arm)
+        with self._turn(case, arm):
             launches = [
                 self._timed_launch(arm, launch_name, length)
                 for _ in range(case.timed_launches(arm))

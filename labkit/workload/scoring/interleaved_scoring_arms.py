@@ -14,6 +14,7 @@ import base64
 import hashlib
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from labkit.config import MAX_PROMPT_LOGPROBS, Workload
 from labkit.engine import InferenceEngine, Request, SamplingParams
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs, Remote
 from labkit.models.tokenizer import Tokenizer
-from labkit.records import CaseRecord
+from labkit.records import CaseRecord, counter_registry
 from labkit.records.kl_histogram import encode_histogram
 from labkit.records.metric_registry import measured
 from labkit.workload.output_digest import array_outputs
@@ -73,7 +74,7 @@ class ScoringArm:
     ``logprobs`` holds the log probabilities of all tokens so far in one block of memory, because
     many small arrays would keep the memory of each round's large arrays from being used again.
     ``worst``: positions where the arm's prediction is far from the baseline's, with their text, as
-    the record holds them.
+    the record holds them. ``unmeasured``: what references have added to the engine's counters.
     """
 
     engine: InferenceEngine
@@ -83,6 +84,7 @@ class ScoringArm:
     windows: list[WindowScore] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     worst: list[dict[str, Any]] = field(default_factory=list)
+    unmeasured: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def server(self) -> Remote | None:
@@ -122,6 +124,21 @@ class ScoringArm:
         if missing is not None:
             raise InvalidOutput(f"{missing}: the engine returned no log probabilities")
         return [results[window.request_id] for window in windows]
+
+    def reference(self, windows: Sequence[Prompt], top: int) -> list[PromptLogprobs]:
+        """Score windows like ``score``, but keep the work out of ``counters``."""
+        before = self.engine.counters()
+        scored = self.score(windows, top)
+        for name, value in self.engine.counters().items():
+            self.unmeasured[name] += value - before.get(name, 0.0)
+        return scored
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of the measured passes; levels, such as peaks, are of all passes."""
+        return {
+            name: value if counter_registry.is_level(name) else value - self.unmeasured[name]
+            for name, value in self.engine.counters().items()
+        }
 
     def add(
         self, window: Prompt, baseline: PromptLogprobs, scored: PromptLogprobs
@@ -254,7 +271,7 @@ class InterleavedScoring:
         index = 0 if alone else baseline
         assert index is not None, "checked by measure"
         with self._context.turn(index):
-            own = self._arms[index].score(windows, self._top)
+            own = self._arms[index].reference(windows, self._top)
         if not alone:
             return own
         return exchange_reference(self._order, windows, None if baseline is None else own)
@@ -275,7 +292,7 @@ class InterleavedScoring:
         metric = measured("total_tok_s", tuple(arm.rates), primary=True)
         case = CaseRecord("all", metrics=(metric,), outputs=outputs, notes=notes)
         values = {outputs["digest"]: logprobs}
-        return Measurement((case,), arm.engine.counters(), values=values)
+        return Measurement((case,), arm.counters(), values=values)
 
     def close(self) -> None:
         for arm in self._arms:

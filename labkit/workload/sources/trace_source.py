@@ -89,7 +89,7 @@ class TraceSource:
             ids: list[int] = []
             for place, key in enumerate(keys):
                 end = round((place + 1) * HASH_BLOCK_TOKENS * scale) if line.hash_ids else prompt
-                count = max(0, min(end, prompt) - len(ids))
+                count = max(0, min(max(1, end), prompt) - len(ids))
                 rng = np.random.default_rng([prompts_seed(experiment), SEED_STREAM, *key])
                 ids += rng.integers(0, model.vocab_size, count).tolist()
             requests.append(Prompt(f"r{index:03d}", tuple(ids), output, None, line.timestamp))

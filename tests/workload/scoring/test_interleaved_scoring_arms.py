@@ -337,6 +337,19 @@ def test_an_arm_in_another_process_has_the_quality_of_one_process(experiment):
     assert (top <= whole * 1.01 + 1e-9).all() and 0 < top.mean() < whole.mean()
 
 
+def test_counters_hold_measured_passes_only(experiment):
+    """In one process the baseline scores its windows once more, live every arm does."""
+    for arms, granted in (([experiment] * 2, None), ([experiment], LiveTurns([], True))):
+        loaded = KIND.load(arms, replace(context(), granted=granted))
+        loaded.warm_up()
+        measurements = loaded.measure(lambda text: None)
+        loaded.close()
+        for counters in (measurement.counters for measurement in measurements):
+            assert counters["requests.finished"] == 5 and counters["tokens.computed"] == 5 * 24
+            assert counters["steps.total"] == counters["engine.paged"] == 3
+            assert counters["requests.most_running"] == 2 and counters["blocks.peak"] == 4
+
+
 def test_without_the_baseline_or_its_windows_the_run_fails_in_one_line(experiment):
     sent = []
     notes([experiment], LiveTurns(sent, True))
