@@ -42,6 +42,8 @@ class ServerPreset:
     token_prompts: bool = False  # whether it accepts prompts as token ids; otherwise only as text
     token_ids: bool = False  # whether it returns sampled ids if a request sets return_token_ids
     eos_handling: EosHandling = EosHandling.none  # how a request asks for its full output length
+    batches_seeds: bool = True  # whether requests with seeds share a batch; otherwise none is sent
+    takes_top_k: bool = True  # whether it takes top_k=0 and min_p=0, which OpenAI's own API refuses
     resets_prefix_cache: bool = False  # whether POST /reset_prefix_cache empties its prefix cache
     prompt_logprobs: bool = False  # whether /v1/completions returns those of a prompt, as in vLLM
     multiplies_by_blas: bool = False  # whether it is MLX's CPU build: engine.blas applies (Linux)
@@ -72,6 +74,7 @@ PRESETS = {
         "{python} -m mlx_lm server --model {model} " + LOCAL,
         model="default_model",
         eos_handling=EosHandling.logit_bias,
+        batches_seeds=False,
         multiplies_by_blas=True,
         tested=True,
     ),
@@ -112,12 +115,13 @@ PRESETS = {
         eos_handling=EosHandling.logit_bias,
     ),
     # vLLM's CPU build. Unless it is told otherwise it computes in bfloat16, binds one thread to
-    # each physical core, and takes most of the memory for the KV cache. The libraries for
-    # pictures and sound come from the usual index for another build of torch and stop the server.
+    # each physical core, takes most of the memory for the KV cache, and samples and penalizes as
+    # the model's generation_config.json says. The libraries for pictures and sound come from the
+    # usual index for another build of torch and stop the server.
     # The command ``vllm`` asks for a distribution of that name, which the CPU build's is not.
     "vllm": ServerPreset(
         "{python} -m vllm.entrypoints.openai.api_server --model {model} --dtype float32 "
-        "--enable-prompt-tokens-details " + LOCAL,
+        "--enable-prompt-tokens-details --generation-config vllm " + LOCAL,
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
@@ -133,7 +137,7 @@ PRESETS = {
         start_s=300.0,  # an estimate for two cores: imports, and the model's compilation
     ),
     "vllm_metal": ServerPreset(
-        "vllm serve {model} " + LOCAL,
+        "vllm serve {model} --generation-config vllm " + LOCAL,
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
@@ -144,7 +148,7 @@ PRESETS = {
     "exo": ServerPreset(""),
     "lm_studio": ServerPreset("lms server start --port {port}"),
     "ollama": ServerPreset(""),
-    "other": ServerPreset(""),
+    "other": ServerPreset("", takes_top_k=False),
 }
 SERVED = ReadBy("engine.name", ("openai",))
 server_option = partial(option, read_by=SERVED)

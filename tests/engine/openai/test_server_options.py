@@ -116,6 +116,10 @@ def test_only_some_servers_do_more():
     assert with_("resets_prefix_cache") == {"labkit"}
     assert with_("prompt_logprobs") == {"labkit", "vllm", "vllm_metal"}
     assert with_("multiplies_by_blas") == {"mlx_lm"}
+    assert PRESETS.keys() - with_("batches_seeds") == {"mlx_lm"}
+    assert PRESETS.keys() - with_("takes_top_k") == {"other"}
+    own = {name for name, one in PRESETS.items() if "--generation-config vllm" in one.command}
+    assert own == {"vllm", "vllm_metal"}
     for name, preset in PRESETS.items():  # python: the interpreter, or a script beside it
         if name in ("vllm", "vllm_metal", "omlx") or "{python}" in preset.command:
             assert config.OpenAIServer(preset=name, python="/py").python == "/py"
