@@ -38,7 +38,7 @@ class ServerPreset:
     """How to start a known server, and which features it has."""
 
     command: str  # with placeholders in braces (PLACEHOLDERS); empty: labkit cannot start it
-    model: str = ""  # name in requests; empty: the first that /v1/models lists
+    model: str = ""  # name in requests; empty: the one that /v1/models lists
     token_prompts: bool = False  # whether it accepts prompts as token ids; otherwise only as text
     token_ids: bool = False  # whether it returns sampled ids if a request sets return_token_ids
     eos_handling: EosHandling = EosHandling.none  # how a request asks for its full output length
@@ -205,7 +205,11 @@ class OpenAIServer(Group, place="engine.server"):
         "Stop the processes of the server at engine.server.url (SIGSTOP) during the turns of the "
         "other arms, so that it can take part in a study with design.isolation=live.",
     )
-    model: str | None = server_option(None, "Model name in requests.", null_means="the preset's")
+    model: str | None = server_option(
+        None,
+        "Model name in requests.",
+        null_means="the preset's, or the listed one (docs/opponents.md)",
+    )
     api: Api = option(Api.completions, read_by=SERVED)
     start_timeout_s: float | None = server_option(
         None,

@@ -54,7 +54,7 @@ class PayloadBuilder:
     ) -> None:
         self.chat = server.api is Api.chat
         self.path = ENDPOINT_PATHS[server.api]
-        self._preset, self._model, self._detokenizer = server.server_preset, model, detokenizer
+        self._preset, self.model, self._detokenizer = server.server_preset, model, detokenizer
         self._eos_token_ids = tuple(eos_token_ids)
         self._prebuilt: dict[str, RequestPayload] = {}  # by request id
 
@@ -85,7 +85,7 @@ class PayloadBuilder:
             return self._build_scored(request)
         prompt, same_ids = self._prompt(request)
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             **prompt,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -101,7 +101,7 @@ class PayloadBuilder:
     def _build_scored(self, request: Request) -> RequestPayload:
         """Build the payload for a prompt's log probabilities. vLLM generates one token or more."""
         body = {
-            "model": self._model,
+            "model": self.model,
             "prompt": list(request.prompt_token_ids),
             "max_tokens": 1,
             "temperature": 0.0,

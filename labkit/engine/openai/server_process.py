@@ -76,16 +76,33 @@ class ServerProcess:
         return self._options.started_by
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return the model's name: the configured one, the first of ``/v1/models``, or the path."""
+        """Return the model's name: the configured one, the one listed for ``model_dir``, or its path.
+
+        Raises ``EngineError`` if ``/v1/models`` lists several and none has the directory's name or
+        path.
+        """
         configured = self._options.model or self._options.server_preset.model
         if configured:
             return configured
         try:
             request = self._request("/v1/models", "GET")
             with DIRECT.open(request, timeout=PROBE_TIMEOUT_S) as response:
-                return str(json.load(response)["data"][0]["id"])
-        except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError):
-            return str(model_dir)
+                listed = [str(model["id"]) for model in json.load(response)["data"]]
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            listed = []
+        if len(listed) < 2:
+            return listed[0] if listed else str(model_dir)
+        folders = [model_dir]
+        if self._supervised is not None:
+            folders.append(_served_directory(self._options, model_dir))
+        names = {name for folder in folders for name in (str(folder), folder.name)}
+        found = next((name for name in listed if name in names), None)
+        if found is None:
+            raise EngineError(
+                f"{self._option}: the server lists {len(listed)} models, none with the name or the "
+                f"path of {model_dir}; set engine.server.model to one of {', '.join(listed)}"
+            )
+        return found
 
     def _request(self, path: str, method: str) -> urllib.request.Request:
         key = self._options.api_key

@@ -32,7 +32,8 @@ def test_a_response_is_text_with_the_servers_token_count(opponent, run_load, ask
     assert counts["stream.chunks"] == len(entry.chunk_times) <= 6  # reads; one may hold several
     assert counts["tokens.usage"] == counts["tokens.stream"] == 6
     assert counts["engine.openai"] > 0 and counts["finish.length"] == 1
-    assert engine.notes["server"]["identity"] == "text"
+    server = engine.notes["server"]
+    assert (server["identity"], server["model"]) == ("text", "stub-model")
     (body,) = stub.received_bodies
     assert body["stream_options"] == {"include_usage": True} and isinstance(body["prompt"], str)
 
