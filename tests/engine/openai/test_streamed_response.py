@@ -194,6 +194,15 @@ def test_a_usage_of_no_tokens_beside_a_text_is_no_count(opponent, run_load, ask,
     assert serving_metrics([entry], None)
 
 
+@pytest.mark.parametrize("uncounted", ["no_usage", "counts_none"])
+def test_an_output_of_unknown_length_may_not_end_early_either(opponent, run_load, ask, uncounted):
+    engine, _ = opponent("early", uncounted)
+    for fixed, outcome in ((True, "failed"), (False, "served")):
+        (entry,) = run_load(engine, ask(PROMPT, ignore_eos=fixed)).entries
+        assert entry.outcome == outcome
+        assert not fixed or entry.error == "request r0: the stream ended early: finish reason stop"
+
+
 def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):
     engine, _ = opponent("early")
     (entry,) = run_load(engine, ask(PROMPT, ignore_eos=False)).entries
