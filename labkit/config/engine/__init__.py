@@ -271,6 +271,12 @@ class Engine(Group, place="engine"):
             self.server.check_startable()
 
     @property
+    def server_start_s(self) -> float:
+        """The seconds that the server takes to start (an estimate); 0 if labkit starts none."""
+        is_started = self.name == "openai" and self.server.url is None
+        return self.server.server_preset.start_s if is_started else 0.0
+
+    @property
     def num_lookahead_tokens(self) -> int:
         """The largest number of draft tokens of a request and step."""
         speculates = self.speculation is not Speculation.none

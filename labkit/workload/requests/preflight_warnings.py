@@ -20,7 +20,7 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
     or, if a rate or a trace sets the arrivals, can run together.
     """
     engine, requests = experiment.engine, len(together)
-    warnings = ["; ".join(_of_server(experiment))] if engine.name == "openai" else []
+    warnings = ["; ".join(of_server(experiment))]
     threads, cores = engine.threads, worker_environment.core_count()
     if threads is not None and threads > cores:
         warnings.append(
@@ -37,8 +37,11 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
     return tuple(filter(None, warnings))
 
 
-def _of_server(experiment: Experiment) -> Iterator[str]:
+def of_server(experiment: Experiment) -> Iterator[str]:
+    """Yield the warnings about the arm's server, if it is one."""
     server = experiment.engine.server
+    if experiment.engine.name != "openai":
+        return
     if server.url is not None:
         yield f"{server.url} is not restarted, so its earlier requests may affect results"
     if not server.server_preset.tested:

@@ -152,9 +152,7 @@ class RequestKind:
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
         clocks = profiling_turns.share(experiment, output)
-        server = experiment.engine.server
-        own = experiment.engine.name == "openai" and server.url is None
-        starts = server.server_preset.start_s if own else 0.0
+        starts = experiment.engine.server_start_s
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
         longest = sorted((p + o for p, o in lengths), reverse=True)[:in_flight]
         kv = _kv_bytes(experiment, model, longest[:running])
