@@ -269,6 +269,8 @@ class Engine(Group, place="engine"):
             self._check_external()
         if self.name == "openai":
             self.server.check_startable()
+            if not self.server.takes_blas:
+                self.require_default("blas", "labkit cannot choose the BLAS of this server")
 
     @property
     def server_start_s(self) -> float:

@@ -46,7 +46,7 @@ class ServerPreset:
     takes_top_k: bool = True  # whether it takes top_k=0 and min_p=0, which OpenAI's own API refuses
     resets_prefix_cache: bool = False  # whether POST /reset_prefix_cache empties its prefix cache
     prompt_logprobs: bool = False  # whether /v1/completions returns those of a prompt, as in vLLM
-    multiplies_by_blas: bool = False  # whether it is MLX's CPU build: engine.blas applies (Linux)
+    multiplies_by_blas: bool = False  # whether it is MLX's CPU build: labkit preloads engine.blas
     is_script: bool = False  # whether a Python package installs the command beside its interpreter
     tested: bool = False  # whether labkit's tests run it; others are written from documentation
     variables: str = ""  # of the server's environment, such as ``NAME={threads}``
@@ -66,7 +66,7 @@ MAX_PROMPT_LOGPROBS = 20
 
 COMMAND = "engine.server.command"
 # Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
-PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "labkit")
+PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "blas", "labkit")
 LOCAL = "--host 127.0.0.1 --port {port}"
 
 PRESETS = {
@@ -80,7 +80,7 @@ PRESETS = {
     ),
     "labkit": ServerPreset(
         "{python} -m labkit.serve engine=paged model=local 'model.path=\"{model}\"' "
-        "server.port={port} engine.threads={threads}",
+        "server.port={port} engine.threads={threads} engine.blas={blas}",
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
@@ -167,7 +167,7 @@ class OpenAIServer(Group, place="engine.server"):
     command: str | None = server_option(
         None,
         "Command that starts the server, anew for every run; {port}, {model}, {gguf}, {python}, "
-        "{threads} and {labkit} are filled in.",
+        "{threads}, {blas} and {labkit} are filled in.",
         null_means="the preset's",
     )
     args: str = server_option("", "Arguments that are appended to the command as they are.")
@@ -318,6 +318,15 @@ class OpenAIServer(Group, place="engine.server"):
         """The requirements of the environment that labkit builds; empty: it builds none."""
         own = self.python is None and self.command is None and self.url is None
         return tuple(self.requirements) or (self.server_preset.requirements if own else ())
+
+    @property
+    def preloads_blas(self) -> bool:
+        return self.command is None and self.server_preset.multiplies_by_blas
+
+    @property
+    def takes_blas(self) -> bool:
+        """Whether the server that labkit starts multiplies with ``engine.blas``."""
+        return self.url is None and (self.preloads_blas or "{blas}" in self.start_command)
 
     @property
     def start_limit_s(self) -> float:

@@ -250,8 +250,8 @@ def _require_listener(url: str) -> None:
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
     """Return the server's command and its arguments, with the command's placeholders filled in.
 
-    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``
-    (the model, exported to GGUF).
+    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{blas}``, ``{labkit}`` and
+    ``{gguf}`` (the model, exported to GGUF).
     """
     server, words = options.server, shlex.split(options.server.start_command)
     python = Path(server.python or sys.executable)
@@ -261,6 +261,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
         "port": str(port),
         "python": str(python),
         "threads": str(options.threads or worker_environment.core_count()),
+        "blas": options.blas.value,
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{model}" in word for word in words):
@@ -316,9 +317,8 @@ def _blas_environment(options: config.Engine) -> list[str]:
     Linux, or ``engine.blas`` is not openblas. Raises ``EngineError`` if the path of OpenBLAS cannot
     be preloaded.
     """
-    server = options.server
-    uses_blas = server.server_preset.multiplies_by_blas and server.command is None
-    if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
+    preloads = options.server.preloads_blas and options.blas is config.Blas.openblas
+    if sys.platform != "linux" or not preloads:
         return []
     threads = options.threads or worker_environment.core_count()
     library = openblas_for_mlx.build_library()

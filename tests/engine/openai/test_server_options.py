@@ -52,7 +52,7 @@ def experiment(server=None, source="chat", **engine):
         (
             lambda: config.OpenAIServer(command="serve {port} {host}"),
             "engine.server.command: {host} is not a placeholder; the placeholders are {port}, "
-            "{model}, {gguf}, {python}, {threads}, {labkit}",
+            "{model}, {gguf}, {python}, {threads}, {blas}, {labkit}",
         ),
         (
             lambda: config.OpenAIServer(command="serve {port"),
@@ -126,6 +126,23 @@ def test_only_some_servers_do_more():
         else:
             with pytest.raises(config.ConfigError, match=r"the server's command has no \{python\}"):
                 config.OpenAIServer(preset=name, python="/py")
+
+
+def test_a_blas_that_does_not_reach_the_server_is_refused():
+    def engine(**server):
+        return config.Engine(
+            name="openai", blas=config.Blas.stock, server=config.OpenAIServer(**server)
+        )
+
+    for taken in ({"preset": "mlx_lm"}, {"preset": "labkit"}, {"command": "serve {blas} {port}"}):
+        assert engine(**taken).blas is config.Blas.stock
+    own = {"preset": "xllamacpp"}, {"command": "serve {port}"}
+    running = ({"preset": name, "url": "http://x"} for name in ("mlx_lm", "labkit"))
+    for other in (*own, *running):
+        with pytest.raises(config.ConfigError) as caught:
+            engine(**other)
+        line = "engine.blas=stock: labkit cannot choose the BLAS of this server; leave it openblas"
+        assert str(caught.value) == line
 
 
 def test_only_vllm_brings_packages_unless_an_interpreter_or_a_command_is_named():

@@ -333,11 +333,14 @@ def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     args = "engine.kv.block_size=8 '{\"a\": {}}'"
     server = config.OpenAIServer(preset="labkit", args=args)
-    engine_options = config.Engine(name="openai", server=server, threads=3)
+    engine_options = config.Engine(
+        name="openai", server=server, threads=3, blas=config.Blas.stock
+    )
     words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
-    assert words[-3:] == ["engine.threads=3", "engine.kv.block_size=8", '{"a": {}}']
+    own = ["engine.threads=3", "engine.blas=stock"]
+    assert words[-4:] == [*own, "engine.kv.block_size=8", '{"a": {}}']
 
 
 def test_placeholders_are_refused_in_further_arguments():
