@@ -247,6 +247,12 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
 
 
 def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:
+    text = next((prompt.request_id for prompt in prompts if prompt.messages is None), None)
+    require(
+        text is None or experiment.engine.server.api is Api.completions,
+        f"engine.server.api=chat: request {text} of workload={experiment.workload.name} is a text, "
+        "not a conversation; set messages in place of its prompt, or engine.server.api=completions",
+    )
     highest = max(max(p.token_ids) for p in prompts)
     require(
         highest < model.vocab_size,
@@ -291,6 +297,11 @@ def _check_server(experiment: Experiment) -> None:
         server.api is Api.completions or prompts.source in CONVERSATION_SOURCES,
         f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids, not "
         "conversations; set engine.server.api=completions",
+    )
+    require(
+        server.api is Api.completions or not prompts.unshared,
+        "engine.server.api=chat: workload.prompts.unshared=true changes token ids, which "
+        "conversations do not have; set engine.server.api=completions",
     )
 
 

@@ -197,6 +197,10 @@ def test_chat_needs_conversations():
     KIND.check(experiment(chat))
     with pytest.raises(config.ConfigError, match="has token ids, not conversations"):
         KIND.check(experiment(chat, source="synthetic"))
+    asked = experiment(chat)
+    asked.workload.prompts.unshared = True
+    with pytest.raises(config.ConfigError, match="unshared=true changes token ids, which conv"):
+        KIND.check(asked)
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
