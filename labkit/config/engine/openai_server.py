@@ -146,7 +146,7 @@ PRESETS = {
     ),
     "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL, is_script=True),
     "exo": ServerPreset(""),
-    "lm_studio": ServerPreset("lms server start --port {port}"),
+    "lm_studio": ServerPreset(""),
     "ollama": ServerPreset(""),
     "other": ServerPreset("", takes_top_k=False),
 }

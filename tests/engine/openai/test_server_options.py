@@ -118,6 +118,7 @@ def test_only_some_servers_do_more():
     assert with_("multiplies_by_blas") == {"mlx_lm"}
     assert PRESETS.keys() - with_("batches_seeds") == {"mlx_lm"}
     assert PRESETS.keys() - with_("takes_top_k") == {"other"}
+    assert PRESETS.keys() - with_("command") == {"exo", "lm_studio", "ollama", "other"}
     own = {name for name, one in PRESETS.items() if "--generation-config vllm" in one.command}
     assert own == {"vllm", "vllm_metal"}
     for name, preset in PRESETS.items():  # python: the interpreter, or a script beside it
