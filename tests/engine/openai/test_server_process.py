@@ -123,9 +123,7 @@ def test_a_server_that_speaks_another_protocol_is_one_line(tiny_dir, listening):
         ({"preset": "vllm"}, [], "models/mine"),
     ],
 )
-def test_a_model_s_name_is_the_configured_one_or_the_listed_one(
-    server, listed, name, monkeypatch
-):
+def test_a_model_s_name_is_the_configured_one_or_the_listed_one(server, listed, name, monkeypatch):
     asked = []
 
     def answer(request, timeout):
@@ -333,9 +331,7 @@ def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     args = "engine.kv.block_size=8 '{\"a\": {}}'"
     server = config.OpenAIServer(preset="labkit", args=args)
-    engine_options = config.Engine(
-        name="openai", server=server, threads=3, blas=config.Blas.stock
-    )
+    engine_options = config.Engine(name="openai", server=server, threads=3, blas=config.Blas.stock)
     words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
