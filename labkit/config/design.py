@@ -80,7 +80,11 @@ class Design(Group, place="design"):
     )
     isolation: Isolation = option(Isolation.auto)
     timeout_s: float = option(
-        600.0, "Timeout of a run, which is killed when it takes longer.", gt=0, unit="seconds"
+        600.0,
+        "Timeout of a run, which is killed when it takes longer; a server has engine.server."
+        "start_timeout_s more to start.",
+        gt=0,
+        unit="seconds",
     )
     looks: list[PlannedLook] = option(
         factory=list,

@@ -35,7 +35,7 @@ WORKER = Path(__file__).with_name("live_worker.py")
 ROOT = str(WORKER.parents[2])
 
 
-def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
+def commands(folder: Path, timeout_s: float = 600.0, **tasks: str) -> dict[str, LiveCommand]:
     """Return the workers' commands; ``tasks``: what each does (``live_worker.py``)."""
     environment = {**os.environ, "PYTHONPATH": ROOT}
     return {
@@ -44,6 +44,7 @@ def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
             environment,
             folder / f"{name}.log",
             SharedStatus(),
+            timeout_s,
         )
         for name, task in tasks.items()
     }
@@ -52,9 +53,8 @@ def commands(folder: Path, **tasks: str) -> dict[str, LiveCommand]:
 def run(folder: Path, timeout_s: float = 60.0, seed: int = 0, load_together=True, **tasks: str):
     """Run a set, and return how its processes ended and what those that finished have logged."""
     endings = turn_coordinator.run(
-        commands(folder, **tasks),
+        commands(folder, timeout_s, **tasks),
         order=random.Random(seed),
-        timeout_s=timeout_s,
         on_tick=lambda: None,
         load_together=load_together,
     )
@@ -296,7 +296,7 @@ from test_turn_coordinator import commands
 try:
     endings = turn_coordinator.run(
         commands(pathlib.Path({folder!r}), x="rounds", y="hang"),
-        order=random.Random(0), timeout_s=600.0, on_tick=lambda: None,
+        order=random.Random(0), on_tick=lambda: None,
     )
     print(*(ending.suspended_s for ending in endings))
 except Interrupted:

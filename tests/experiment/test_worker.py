@@ -15,7 +15,7 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.config import Isolation
-from labkit.experiment.launch import child_process, run_launcher
+from labkit.experiment.launch import child_process, run_launcher, turn_coordinator
 from labkit.experiment.launch.compile_once_marker import marker_path, write_marker
 from labkit.experiment.launch.run_launcher import (
     LiveLauncher,
@@ -23,6 +23,7 @@ from labkit.experiment.launch.run_launcher import (
     WorkerLauncher,
     _worker_variables,
 )
+from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell
 from labkit.experiment.worker import __main__ as worker
@@ -179,6 +180,40 @@ def test_a_pilot_runs_this_labkit_for_an_arm_of_a_revision(make_cell, launcher, 
     elsewhere = {"revision": "0" * 40, "repository": "/nowhere"}
     arms = tuple(dataclasses.replace(arm, environment=elsewhere) for arm in cell.arms)
     assert launcher.pilot(dataclasses.replace(cell, arms=arms), 1.0) is not None
+
+
+class Started(Exception):
+    """Raised in place of a process's start."""
+
+
+@pytest.mark.parametrize("isolation", ["process", "live"])
+def test_a_server_s_start_has_time_of_its_own(
+    make_cell, launcher, replace, tmp_path, monkeypatch, isolation
+):
+    limits = []
+
+    def start(commands, *, timeout_s=None, **_):
+        limits.append(timeout_s or [one.timeout_s for one in commands.values()])
+        raise Started
+
+    monkeypatch.setattr(child_process, "run", start)
+    monkeypatch.setattr(turn_coordinator, "run", start)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    cell = make_cell(isolation=Isolation(isolation), timeout_s=60.0)
+    engine = {"name": "openai", "server": {"preset": "null_server", "start_timeout_s": 900.0}}
+    server = replace(cell.arms[0], config={**cell.arms[0].config, "engine": engine})
+    cell = replace(cell, arms=(server, cell.arms[1]))
+    steps = (
+        lambda: launcher.prepare(cell),
+        lambda: launcher.pilot(replace(cell, arms=(server,)), 1.0),
+        lambda: launcher.launch([Run(0, 0, "base")], cell),
+        lambda: launcher.launch([Run(0, 1, "seq_map")], cell),
+    )
+    for step in steps:
+        with pytest.raises(Started):
+            step()
+    runs = [960.0, 60.0] if isolation == "process" else [[960.0], [60.0]]
+    assert limits == [run_launcher.PREPARE_TIMEOUT_S + 900.0, 960.0, *runs]
 
 
 def test_a_pilot_that_dies_is_none(make_cell, launcher, monkeypatch):

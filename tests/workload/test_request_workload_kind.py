@@ -8,6 +8,7 @@ import pytest
 from labkit.config import (
     KV,
     Ablation,
+    Api,
     ArrivalKind,
     Arrivals,
     Budget,
@@ -18,6 +19,7 @@ from labkit.config import (
     Experiment,
     Model,
     ModelShape,
+    OpenAIServer,
     Prompts,
     Scheduler,
     Workload,
@@ -154,6 +156,15 @@ def test_prompts_must_fit_the_vocabulary_the_context_and_the_pool():
     ):
         with pytest.raises(ConfigError, match=message):
             check(*arguments, **sizes)
+
+
+def test_a_server_that_applies_the_chat_template_gets_no_text():
+    server = OpenAIServer(api=Api.chat)
+    asked = replace(experiment(), engine=Engine(name="openai", server=server))
+    talk = replace(prompt(1, 5, 4), messages=({"role": "user", "content": "Hello"},))
+    request_workload_kind._check([talk], asked, model())
+    with pytest.raises(ConfigError, match=r"api=chat: request r2 of workload=\w+ is a text, not"):
+        request_workload_kind._check([talk, prompt(2, 5, 4)], asked, model())
 
 
 def test_unshared_prompts_begin_with_different_tokens():

@@ -269,6 +269,14 @@ class Engine(Group, place="engine"):
             self._check_external()
         if self.name == "openai":
             self.server.check_startable()
+            if not self.server.takes_blas:
+                self.require_default("blas", "labkit cannot choose the BLAS of this server")
+
+    @property
+    def server_start_s(self) -> float:
+        """The seconds that the server takes to start (an estimate); 0 if labkit starts none."""
+        is_started = self.name == "openai" and self.server.url is None
+        return self.server.server_preset.start_s if is_started else 0.0
 
     @property
     def num_lookahead_tokens(self) -> int:

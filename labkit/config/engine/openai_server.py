@@ -38,13 +38,15 @@ class ServerPreset:
     """How to start a known server, and which features it has."""
 
     command: str  # with placeholders in braces (PLACEHOLDERS); empty: labkit cannot start it
-    model: str = ""  # name in requests; empty: the first that /v1/models lists
+    model: str = ""  # name in requests; empty: the one that /v1/models lists
     token_prompts: bool = False  # whether it accepts prompts as token ids; otherwise only as text
     token_ids: bool = False  # whether it returns sampled ids if a request sets return_token_ids
     eos_handling: EosHandling = EosHandling.none  # how a request asks for its full output length
+    batches_seeds: bool = True  # whether requests with seeds share a batch; otherwise none is sent
+    takes_top_k: bool = True  # whether it takes top_k=0 and min_p=0, which OpenAI's own API refuses
     resets_prefix_cache: bool = False  # whether POST /reset_prefix_cache empties its prefix cache
     prompt_logprobs: bool = False  # whether /v1/completions returns those of a prompt, as in vLLM
-    multiplies_by_blas: bool = False  # whether it is MLX's CPU build: engine.blas applies (Linux)
+    multiplies_by_blas: bool = False  # whether it is MLX's CPU build: labkit preloads engine.blas
     is_script: bool = False  # whether a Python package installs the command beside its interpreter
     tested: bool = False  # whether labkit's tests run it; others are written from documentation
     variables: str = ""  # of the server's environment, such as ``NAME={threads}``
@@ -64,7 +66,7 @@ MAX_PROMPT_LOGPROBS = 20
 
 COMMAND = "engine.server.command"
 # Placeholders of a command; {model}: a directory, {gguf}: the same weights as a float32 GGUF file.
-PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "labkit")
+PLACEHOLDERS = ("port", "model", "gguf", "python", "threads", "blas", "labkit")
 LOCAL = "--host 127.0.0.1 --port {port}"
 
 PRESETS = {
@@ -72,12 +74,13 @@ PRESETS = {
         "{python} -m mlx_lm server --model {model} " + LOCAL,
         model="default_model",
         eos_handling=EosHandling.logit_bias,
+        batches_seeds=False,
         multiplies_by_blas=True,
         tested=True,
     ),
     "labkit": ServerPreset(
         "{python} -m labkit.serve engine=paged model=local 'model.path=\"{model}\"' "
-        "server.port={port} engine.threads={threads}",
+        "server.port={port} engine.threads={threads} engine.blas={blas}",
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
@@ -112,12 +115,13 @@ PRESETS = {
         eos_handling=EosHandling.logit_bias,
     ),
     # vLLM's CPU build. Unless it is told otherwise it computes in bfloat16, binds one thread to
-    # each physical core, and takes most of the memory for the KV cache. The libraries for
-    # pictures and sound come from the usual index for another build of torch and stop the server.
+    # each physical core, takes most of the memory for the KV cache, and samples and penalizes as
+    # the model's generation_config.json says. The libraries for pictures and sound come from the
+    # usual index for another build of torch and stop the server.
     # The command ``vllm`` asks for a distribution of that name, which the CPU build's is not.
     "vllm": ServerPreset(
         "{python} -m vllm.entrypoints.openai.api_server --model {model} --dtype float32 "
-        "--enable-prompt-tokens-details " + LOCAL,
+        "--enable-prompt-tokens-details --generation-config vllm " + LOCAL,
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
@@ -134,7 +138,7 @@ PRESETS = {
         tested=True,
     ),
     "vllm_metal": ServerPreset(
-        "vllm serve {model} " + LOCAL,
+        "vllm serve {model} --generation-config vllm " + LOCAL,
         token_prompts=True,
         token_ids=True,
         eos_handling=EosHandling.ignore_eos,
@@ -143,9 +147,9 @@ PRESETS = {
     ),
     "omlx": ServerPreset("omlx serve --model-dir {model}/.. " + LOCAL, is_script=True),
     "exo": ServerPreset(""),
-    "lm_studio": ServerPreset("lms server start --port {port}"),
+    "lm_studio": ServerPreset(""),
     "ollama": ServerPreset(""),
-    "other": ServerPreset(""),
+    "other": ServerPreset("", takes_top_k=False),
 }
 SERVED = ReadBy("engine.name", ("openai",))
 server_option = partial(option, read_by=SERVED)
@@ -164,7 +168,7 @@ class OpenAIServer(Group, place="engine.server"):
     command: str | None = server_option(
         None,
         "Command that starts the server, anew for every run; {port}, {model}, {gguf}, {python}, "
-        "{threads} and {labkit} are filled in.",
+        "{threads}, {blas} and {labkit} are filled in.",
         null_means="the preset's",
     )
     args: str = server_option("", "Arguments that are appended to the command as they are.")
@@ -202,7 +206,11 @@ class OpenAIServer(Group, place="engine.server"):
         "Stop the processes of the server at engine.server.url (SIGSTOP) during the turns of the "
         "other arms, so that it can take part in a study with design.isolation=live.",
     )
-    model: str | None = server_option(None, "Model name in requests.", null_means="the preset's")
+    model: str | None = server_option(
+        None,
+        "Model name in requests.",
+        null_means="the preset's, or the listed one (docs/opponents.md)",
+    )
     api: Api = option(Api.completions, read_by=SERVED)
     start_timeout_s: float | None = server_option(
         None,
@@ -311,6 +319,15 @@ class OpenAIServer(Group, place="engine.server"):
         """The requirements of the environment that labkit builds; empty: it builds none."""
         own = self.python is None and self.command is None and self.url is None
         return tuple(self.requirements) or (self.server_preset.requirements if own else ())
+
+    @property
+    def preloads_blas(self) -> bool:
+        return self.command is None and self.server_preset.multiplies_by_blas
+
+    @property
+    def takes_blas(self) -> bool:
+        """Whether the server that labkit starts multiplies with ``engine.blas``."""
+        return self.url is None and (self.preloads_blas or "{blas}" in self.start_command)
 
     @property
     def start_limit_s(self) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.config import Api, EosHandling, OpenAIServer
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.request import Request
+from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import Detokenizer
 
 SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled
@@ -54,7 +54,7 @@ class PayloadBuilder:
     ) -> None:
         self.chat = server.api is Api.chat
         self.path = ENDPOINT_PATHS[server.api]
-        self._preset, self._model, self._detokenizer = server.server_preset, model, detokenizer
+        self._preset, self.model, self._detokenizer = server.server_preset, model, detokenizer
         self._eos_token_ids = tuple(eos_token_ids)
         self._prebuilt: dict[str, RequestPayload] = {}  # by request id
 
@@ -85,19 +85,14 @@ class PayloadBuilder:
             return self._build_scored(request)
         prompt, same_ids = self._prompt(request)
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             **prompt,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if params.top_k:
-            body["top_k"] = params.top_k
-        if params.top_p < 1:
-            body["top_p"] = params.top_p
-        if not params.greedy and params.seed is not None:
-            body["seed"] = _seed_of_31_bits(params.seed)
+        body |= {} if params.greedy else self._sampling_fields(params)
         if self._preset.token_ids:
             body["return_token_ids"] = True
         body |= self._ignore_eos_fields() if params.ignore_eos else {}
@@ -106,7 +101,7 @@ class PayloadBuilder:
     def _build_scored(self, request: Request) -> RequestPayload:
         """Build the payload for a prompt's log probabilities. vLLM generates one token or more."""
         body = {
-            "model": self._model,
+            "model": self.model,
             "prompt": list(request.prompt_token_ids),
             "max_tokens": 1,
             "temperature": 0.0,
@@ -124,6 +119,17 @@ class PayloadBuilder:
         if self.chat:
             return {"messages": [{"role": "user", "content": text}]}, False
         return {"prompt": text}, same_ids
+
+    def _sampling_fields(self, params: SamplingParams) -> dict[str, Any]:
+        """Return what is sampled from, also where it is all tokens: servers have other defaults."""
+        fields: dict[str, Any] = {"top_p": params.top_p}
+        if params.top_k or self._preset.takes_top_k:
+            fields["top_k"] = params.top_k
+        if self._preset.takes_top_k:
+            fields["min_p"] = params.min_p
+        if params.seed is not None and self._preset.batches_seeds:
+            fields["seed"] = _seed_of_31_bits(params.seed)
+        return fields
 
     def _ignore_eos_fields(self) -> dict[str, Any]:
         if self._preset.eos_handling is EosHandling.ignore_eos:

@@ -76,16 +76,33 @@ class ServerProcess:
         return self._options.started_by
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return the model's name: the configured one, the first of ``/v1/models``, or the path."""
+        """Return the model's name: the configured or listed one, or the path of ``model_dir``.
+
+        Raises ``EngineError`` if ``/v1/models`` lists several and none has the directory's name or
+        path.
+        """
         configured = self._options.model or self._options.server_preset.model
         if configured:
             return configured
         try:
             request = self._request("/v1/models", "GET")
             with DIRECT.open(request, timeout=PROBE_TIMEOUT_S) as response:
-                return str(json.load(response)["data"][0]["id"])
-        except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError):
-            return str(model_dir)
+                listed = [str(model["id"]) for model in json.load(response)["data"]]
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            listed = []
+        if len(listed) < 2:
+            return listed[0] if listed else str(model_dir)
+        folders = [model_dir]
+        if self._supervised is not None:
+            folders.append(_served_directory(self._options, model_dir))
+        names = {name for folder in folders for name in (str(folder), folder.name)}
+        found = next((name for name in listed if name in names), None)
+        if found is None:
+            raise EngineError(
+                f"{self._option}: the server lists {len(listed)} models, none with the name or the "
+                f"path of {model_dir}; set engine.server.model to one of {', '.join(listed)}"
+            )
+        return found
 
     def _request(self, path: str, method: str) -> urllib.request.Request:
         key = self._options.api_key
@@ -233,8 +250,8 @@ def _require_listener(url: str) -> None:
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
     """Return the server's command and its arguments, with the command's placeholders filled in.
 
-    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{labkit}`` and ``{gguf}``
-    (the model, exported to GGUF).
+    Placeholders: ``{port}``, ``{model}``, ``{python}``, ``{threads}``, ``{blas}``, ``{labkit}`` and
+    ``{gguf}`` (the model, exported to GGUF).
     """
     server, words = options.server, shlex.split(options.server.start_command)
     python = Path(server.python or sys.executable)
@@ -244,6 +261,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
         "port": str(port),
         "python": str(python),
         "threads": str(options.threads or worker_environment.core_count()),
+        "blas": options.blas.value,
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{model}" in word for word in words):
@@ -299,9 +317,8 @@ def _blas_environment(options: config.Engine) -> list[str]:
     Linux, or ``engine.blas`` is not openblas. Raises ``EngineError`` if the path of OpenBLAS cannot
     be preloaded.
     """
-    server = options.server
-    uses_blas = server.server_preset.multiplies_by_blas and server.command is None
-    if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
+    preloads = options.server.preloads_blas and options.blas is config.Blas.openblas
+    if sys.platform != "linux" or not preloads:
         return []
     threads = options.threads or worker_environment.core_count()
     library = openblas_for_mlx.build_library()

@@ -174,7 +174,8 @@ class StreamedResponse:
         params = self.request.params
         count = len(self.ids) if self.has_token_ids else self._server_count
         if count is None:
-            return None
+            stopped = params.ignore_eos and self.finish == "stop"
+            return "the stream ended early: finish reason stop" if stopped else None
         if count > params.max_tokens:
             return f"the server returned {count} tokens, but max_tokens is {params.max_tokens}"
         if count < params.max_tokens and (params.ignore_eos or self.finish == "length"):

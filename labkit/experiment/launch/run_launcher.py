@@ -123,11 +123,12 @@ class ProcessLauncher:
         self.progress.note(f"preparing {arms} (once; this compiles and builds what the runs need)")
         log = cell.paths.runs / f"prepare-{names[0]}.log"
         files = (str(cell.paths.arm(name)) for name in names)
+        start_s = _start_limit_s(cell.arm(names[0]))  # a server shares no process
         ending = child_process.run(
             [*self._command(cell.arm(names[0])), "--prepare", *files],
             environment=_worker_variables(cell.arm(names[0])).values,
             log=log,
-            timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
+            timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s) + start_s,
             on_tick=lambda pid: self.progress.tick(),
         )
         failure = failed_run_records.preparation_failure(ending, log)
@@ -150,7 +151,7 @@ class ProcessLauncher:
             # This labkit, not that of an arm's revision, which may have no pilot.
             environment=_worker_variables(replace(arms[0], environment={})).values,
             log=cell.paths.runs / "pilot.log",
-            timeout_s=cell.design.timeout_s,
+            timeout_s=cell.design.timeout_s + _start_limit_s(arms[0]),
             on_tick=lambda pid: self.progress.tick(),
         )
         if ending.code != 0:
@@ -232,7 +233,7 @@ class ProcessLauncher:
                 [*self._command(arm), *_arguments(runs, cell)],
                 environment=_worker_variables(arm).values | status.environment,
                 log=cell.paths.log(runs[0]),
-                timeout_s=cell.design.timeout_s * len(runs),
+                timeout_s=cell.design.timeout_s * len(runs) + _start_limit_s(arm),
                 on_tick=self._ticker(runs, [status], observer),
                 pass_fds=(status.fd,),
             )
@@ -298,6 +299,7 @@ class LiveLauncher(ProcessLauncher):
                 _worker_variables(cell.arm(run.arm)).values,
                 cell.paths.log(run),
                 status,
+                cell.design.timeout_s + _start_limit_s(cell.arm(run.arm)),
                 _paused_servers(cell.arm(run.arm)),
             )
             for run, status in zip(runs, statuses, strict=True)
@@ -308,7 +310,6 @@ class LiveLauncher(ProcessLauncher):
         return turn_coordinator.run(
             commands,
             order=order,
-            timeout_s=cell.design.timeout_s,
             on_tick=tick,
             slice_s=LONG_SLICE_S if long else SLICE_S,
             load_together=in_process_rules.live_budget(engines) is None,
@@ -402,6 +403,12 @@ def _worker_variables(arm: Arm) -> _WorkerVariables:
 
 def _engine(arm: Arm) -> Engine:
     return from_plain(Engine, arm.config.get("engine", {}))
+
+
+def _start_limit_s(arm: Arm) -> float:
+    """Return the seconds that an arm's server may take to start, beside those of its run."""
+    engine = _engine(arm)
+    return engine.server.start_limit_s if engine.name == "openai" else 0.0
 
 
 def _running_servers(arms: Sequence[Arm]) -> list[int] | None:

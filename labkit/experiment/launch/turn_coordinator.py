@@ -66,6 +66,7 @@ class LiveCommand:
     environment: Mapping[str, str]
     log: Path
     status: SharedStatus  # which the worker inherits; the durations of its stops are written to it
+    timeout_s: float  # seconds of work after which it is killed; time without a turn does not count
     # The ids of server processes that labkit did not start. They and their descendants are stopped
     # together with the worker, but never killed.
     servers: tuple[int, ...] = ()
@@ -78,11 +79,7 @@ class LiveWorker:
     """
 
     def __init__(
-        self,
-        command: LiveCommand,
-        timeout_s: float,
-        signals: InterruptSignals,
-        cleanup: ProcessReaper,
+        self, command: LiveCommand, signals: InterruptSignals, cleanup: ProcessReaper
     ) -> None:
         own, theirs = socket.socketpair()
         with theirs:
@@ -103,7 +100,7 @@ class LiveWorker:
         self._status = command.status
         self._stopped_at: float | None = None
         self._channel = Channel(own)
-        self._left_s = timeout_s  # working time that is left
+        self._left_s = command.timeout_s  # working time that is left
         self.ending: ProcessExit | None = None
 
     @property
@@ -350,7 +347,6 @@ def run(
     commands: Mapping[str, LiveCommand],
     *,
     order: random.Random,
-    timeout_s: float,
     on_tick: Callable[[], None],
     slice_s: float = SLICE_S,
     load_together: bool = True,
@@ -358,8 +354,7 @@ def run(
     """Run the processes of a set to their ends; return how each ended, ordered as ``commands``.
 
     ``commands``: by arm, in the order in which the processes are started. ``order``: the random
-    stream for the order of turns. A process is killed after ``timeout_s`` seconds of work; time
-    without a turn does not count. ``on_tick`` is called about once a second. ``slice_s``: seconds
+    stream for the order of turns. ``on_tick`` is called about once a second. ``slice_s``: seconds
     of a turn of an engine or a server. ``load_together``: whether the processes load at the same
     time, or one after the other.
 
@@ -372,7 +367,7 @@ def run(
         with ExitStack() as stack:
             cleanup = stack.enter_context(ProcessReaper())
             for name, command in commands.items():
-                workers[name] = LiveWorker(command, timeout_s, signals, cleanup)
+                workers[name] = LiveWorker(command, signals, cleanup)
                 stack.callback(workers[name].close)
             LiveSet(workers, order, signals, on_tick, slice_s, load_together).run()
         endings = [worker.ending for worker in workers.values() if worker.ending is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from labkit.config import PRESET_LAYOUTS, Experiment, KVLayout, OpenAIServer, Reservation
+from labkit.config import PRESET_LAYOUTS, EosHandling, Experiment, KVLayout, Reservation
 from labkit.config.requests import LENGTH_TRACES
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget.required_kv_slots import slots_for
@@ -20,7 +20,7 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
     or, if a rate or a trace sets the arrivals, can run together.
     """
     engine, requests = experiment.engine, len(together)
-    warnings = ["; ".join(_of_server(engine.server))] if engine.name == "openai" else []
+    warnings = ["; ".join(of_server(experiment))]
     threads, cores = engine.threads, worker_environment.core_count()
     if threads is not None and threads > cores:
         warnings.append(
@@ -37,13 +37,23 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
     return tuple(filter(None, warnings))
 
 
-def _of_server(server: OpenAIServer) -> Iterator[str]:
+def of_server(experiment: Experiment) -> Iterator[str]:
+    """Yield the warnings about the arm's server, if it is one."""
+    server = experiment.engine.server
+    if experiment.engine.name != "openai":
+        return
     if server.url is not None:
         yield f"{server.url} is not restarted, so its earlier requests may affect results"
     if not server.server_preset.tested:
         yield (
             f"engine.server.preset={server.preset} follows that server's documentation and was "
             "not run by labkit's tests"
+        )
+    stops = server.server_preset.eos_handling is EosHandling.none
+    if stops and experiment.workload.ignore_eos:
+        yield (
+            f"engine.server.preset={server.preset} asks for nothing past the end token, so a "
+            "request that ends there fails; set workload.ignore_eos=false for all arms"
         )
     if server.packages:
         own = server.packages == server.server_preset.requirements

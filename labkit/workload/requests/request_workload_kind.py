@@ -152,9 +152,7 @@ class RequestKind:
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
         clocks = profiling_turns.share(experiment, output)
-        server = experiment.engine.server
-        own = experiment.engine.name == "openai" and server.url is None
-        starts = server.server_preset.start_s if own else 0.0
+        starts = experiment.engine.server_start_s
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
         longest = sorted((p + o for p, o in lengths), reverse=True)[:in_flight]
         kv = _kv_bytes(experiment, model, longest[:running])
@@ -249,6 +247,12 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
 
 
 def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:
+    text = next((prompt.request_id for prompt in prompts if prompt.messages is None), None)
+    require(
+        text is None or experiment.engine.server.api is Api.completions,
+        f"engine.server.api=chat: request {text} of workload={experiment.workload.name} is a text, "
+        "not a conversation; set messages in place of its prompt, or engine.server.api=completions",
+    )
     highest = max(max(p.token_ids) for p in prompts)
     require(
         highest < model.vocab_size,
@@ -293,6 +297,11 @@ def _check_server(experiment: Experiment) -> None:
         server.api is Api.completions or prompts.source in CONVERSATION_SOURCES,
         f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids, not "
         "conversations; set engine.server.api=completions",
+    )
+    require(
+        server.api is Api.completions or not prompts.unshared,
+        "engine.server.api=chat: workload.prompts.unshared=true changes token ids, which "
+        "conversations do not have; set engine.server.api=completions",
     )
 
 

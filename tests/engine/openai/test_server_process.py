@@ -112,17 +112,18 @@ def test_a_server_that_speaks_another_protocol_is_one_line(tiny_dir, listening):
         ({"preset": "mlx_lm", "model": "own"}, "never asked", "own"),
         (
             {"preset": "vllm", "api_key": "${oc.env:LABKIT_TEST_KEY}"},
-            {"data": [{"id": "a"}, {}]},
+            {"data": [{"id": "a"}]},
             "a",
         ),
+        ({"preset": "omlx"}, {"data": [{"id": "a"}, {"id": "mine"}]}, "mine"),
+        ({"preset": "vllm"}, {"data": [{"id": "a"}, {"id": "models/mine"}]}, "models/mine"),
+        ({"preset": "vllm"}, {"data": [{}]}, "models/mine"),
         ({"preset": "vllm"}, {"data": []}, "models/mine"),
         ({"preset": "vllm"}, {"models": 1}, "models/mine"),
         ({"preset": "vllm"}, [], "models/mine"),
     ],
 )
-def test_a_model_s_name_is_the_configured_one_or_the_first_listed(
-    server, listed, name, monkeypatch
-):
+def test_a_model_s_name_is_the_configured_one_or_the_listed_one(server, listed, name, monkeypatch):
     asked = []
 
     def answer(request, timeout):
@@ -139,6 +140,22 @@ def test_a_model_s_name_is_the_configured_one_or_the_first_listed(
     assert process._model_name(Path("models/mine")) == name
     header = "Bearer key" if server.api_key else None
     assert asked == ([] if listed == "never asked" else [("http://host:1/v1/models", header)])
+
+
+def test_of_several_listed_models_one_must_be_that_of_the_directory(monkeypatch):
+    listed = json.dumps({"data": [{"id": "a"}, {"id": "copy"}]}).encode()
+    monkeypatch.setattr(server_process.DIRECT, "open", lambda *_, timeout: io.BytesIO(listed))
+    folder, copy = Path("models/mine"), Path("copies/copy")
+    monkeypatch.setattr(server_process, "_served_directory", lambda server, model_dir: copy)
+    server = config.OpenAIServer(preset="omlx")
+    started = server_process.ServerProcess(server, "http://host:1", object())
+    assert started._model_name(folder) == "copy"
+    with pytest.raises(EngineError) as caught:
+        server_process.ServerProcess(server, "http://host:1", None)._model_name(folder)
+    assert str(caught.value) == (
+        "engine.server.url=http://host:1: the server lists 2 models, none with the name or the "
+        "path of models/mine; set engine.server.model to one of a, copy"
+    )
 
 
 def test_a_key_of_the_environment_is_sent_and_not_its_expression(monkeypatch):
@@ -314,11 +331,12 @@ def test_placeholders_are_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     args = "engine.kv.block_size=8 '{\"a\": {}}'"
     server = config.OpenAIServer(preset="labkit", args=args)
-    engine_options = config.Engine(name="openai", server=server, threads=3)
+    engine_options = config.Engine(name="openai", server=server, threads=3, blas=config.Blas.stock)
     words = server_process.build_command(engine_options, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
-    assert words[-3:] == ["engine.threads=3", "engine.kv.block_size=8", '{"a": {}}']
+    own = ["engine.threads=3", "engine.blas=stock"]
+    assert words[-4:] == [*own, "engine.kv.block_size=8", '{"a": {}}']
 
 
 def test_placeholders_are_refused_in_further_arguments():

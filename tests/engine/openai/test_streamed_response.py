@@ -32,7 +32,8 @@ def test_a_response_is_text_with_the_servers_token_count(opponent, run_load, ask
     assert counts["stream.chunks"] == len(entry.chunk_times) <= 6  # reads; one may hold several
     assert counts["tokens.usage"] == counts["tokens.stream"] == 6
     assert counts["engine.openai"] > 0 and counts["finish.length"] == 1
-    assert engine.notes["server"]["identity"] == "text"
+    server = engine.notes["server"]
+    assert (server["identity"], server["model"]) == ("text", "stub-model")
     (body,) = stub.received_bodies
     assert body["stream_options"] == {"include_usage": True} and isinstance(body["prompt"], str)
 
@@ -191,6 +192,15 @@ def test_a_usage_of_no_tokens_beside_a_text_is_no_count(opponent, run_load, ask,
     notes = engine.notes["server"]
     assert notes["counted_by"] == "tokenizer" and notes["disagree"][0]["usage"] == 0
     assert serving_metrics([entry], None)
+
+
+@pytest.mark.parametrize("uncounted", ["no_usage", "counts_none"])
+def test_an_output_of_unknown_length_may_not_end_early_either(opponent, run_load, ask, uncounted):
+    engine, _ = opponent("early", uncounted)
+    for fixed, outcome in ((True, "failed"), (False, "served")):
+        (entry,) = run_load(engine, ask(PROMPT, ignore_eos=fixed)).entries
+        assert entry.outcome == outcome
+        assert not fixed or entry.error == "request r0: the stream ended early: finish reason stop"
 
 
 def test_an_output_may_end_early_without_ignore_eos(opponent, run_load, ask):

