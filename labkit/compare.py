@@ -101,9 +101,11 @@ def _print(old: Path, later: Sequence[Path], comparisons: Sequence[StudyComparis
     from rich.console import Console
     from rich.text import Text
 
-    from labkit.analysis.pages.terminal_report import print_changes
+    from labkit.analysis.pages.terminal_report import PIPED_WIDTH, print_changes
 
     console = Console()
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
     for new, comparison in zip(later, comparisons, strict=True):
         if len(comparisons) > 1:
             console.print(Text(f"from {old} to {new}", style="bold"), soft_wrap=True)

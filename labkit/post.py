@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body(options: argparse.Namespace) -> int:
         return post(options.articles, html=options.html, check=options.check)
 
-    return parser.run(argv, body, refused=(ArticleError, RecordError, UnicodeDecodeError))
+    return parser.run(argv, body, refused=(ArticleError, RecordError))
 
 
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
@@ -68,9 +68,10 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
 
 def _update(file: Path, content: str, article: Path, check: bool) -> bool:
     """Write a file whose content differs, or say so if ``check``; return whether it differs."""
+    from labkit.analysis.pages.article_rendering import read_text
     from labkit.analysis.pages.report_files import write_text
 
-    if file.is_file() and file.read_text(encoding="utf-8") == content:
+    if file.is_file() and read_text(file) == content:
         return False
     if check:
         page = " --html" if file != article else ""

@@ -263,6 +263,16 @@ def test_a_missing_article_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["article.md", "article.html"])
+def test_a_file_that_is_no_utf_8_is_named(tmp_path, capsys, name):
+    article = write_article(tmp_path, "# A\n")
+    (tmp_path / name).write_bytes(b"\xff")
+    assert main([str(article), "--html"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"labkit.post: {tmp_path / name}: 'utf-8' codec can't decode byte 0xff")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["article.html", "ARTICLE.HTML"])
 def test_a_page_does_not_overwrite_its_article(tmp_path, capsys, name):
     article = tmp_path / name

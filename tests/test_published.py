@@ -79,6 +79,8 @@ def check(command, composer):
         rows = published_rows.rows_of_cell(published, at_condition)["rows"]
         assert rows, when
         known, row_count = publishable_metrics(at_condition), row_count + len(rows)
+        declared = [{k: v for k, v in row.items() if k != "when"} for row in published["rows"]]
+        assert all(row in declared for row in rows), "differences from another baseline"
         for row in rows:
             metric = row.get("metric", published.get("metric"))
             assert row["case"] in known, f"no case {row['case']!r} in {sorted(known)}"
@@ -153,3 +155,19 @@ def test_a_mistake_in_published_numbers_is_one_line(row, facts, says):
     whole = experiment_with(row, **facts)
     with pytest.raises(ConfigError, match=says):
         published_rows.rows_of_cell(whole.ablation.published, whole)
+
+
+@pytest.mark.parametrize("row", [
+    {"arms": {"a": 4.0, "b": 5.0}, "delta_pct": {"b": 25.0}, "p": {"b": 0.1}, "wins": {"b": 3}},
+    {"arms": {"a": 4.0}, "delta_pct": {"c": 25.0}},
+    {"delta_pct": {"b": 25.0}},
+])  # fmt: skip
+def test_differences_from_another_baseline_than_the_cell_s_are_left_out(row):
+    """With ``ablation.baseline=b`` the report showed those from a."""
+    whole = experiment_with({"case": "all", **row})
+    published = whole.ablation.published
+    (shown,) = published_rows.rows_of_cell(published, whole)["rows"]
+    assert shown == {"case": "all", **row}
+    whole.ablation.baseline = "b"
+    shown = published_rows.rows_of_cell(published, whole)["rows"]
+    assert shown == ([{"case": "all", "arms": row["arms"]}] if "arms" in row else [])

@@ -152,7 +152,8 @@ class Ablation(Group, place="ablation"):
         "Published numbers, shown beside the measured ones: {source, machine, metric, unit, rows: "
         "[{case, arms: {arm: value}, delta_pct: {arm: value}}], tables: [{title, columns, rows, "
         "notes}]}; a row may have its own metric and unit, p: {arm: value}, and when: {option: "
-        "value}, which selects the cells that show it.",
+        "value}, which selects the cells that show it. delta_pct and p are left out where they are "
+        "from another arm than the baseline.",
         null_means="none",
     )
 

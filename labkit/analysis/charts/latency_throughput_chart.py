@@ -72,7 +72,7 @@ def latency_throughput_chart(curves: Sequence[LoadCurve]) -> Chart:
             knee = ", knee" if load is curve.knee else ""
             place = f"{significant_text(x, 4)} requests/s, {significant_text(y, 4)} ms"
             tip = f"{curve.name}, {load.size:g} {curve.by}{knee}: {place}"
-            chart.dot(x, y, style, mark, tip, arm=curve.arm)
+            chart.dot(x, y, style, mark, tip, arm=curve.name)
     add_point_labels(chart, map(_label, curves))
     return chart
 

@@ -105,18 +105,18 @@ def _best_limits(records: Iterable[Record]) -> RooflineLimits | None:
 def roofline_points(cell: Cell, records: Sequence[Record]) -> list[RooflinePoint]:
     """Return a point for each case of each arm (except the control) whose records note the work."""
     limits = _best_limits(records)
-    work: dict[str, tuple[int, int]] = {}
+    work: dict[tuple[str, str], tuple[int, int]] = {}
     for record in records:
         for case in record.cases:
             note = case.known_notes
             if note.get("flops") and note.get("least_bytes"):
-                work[case.case] = int(note["least_bytes"]), int(note["flops"])
+                work[case.case, record.arm] = int(note["least_bytes"]), int(note["flops"])
     return [
-        RooflinePoint(row.case, arm, *work[row.case], median / 1e6, limits)
+        RooflinePoint(row.case, arm, *work[row.case, arm], median / 1e6, limits)
         for row in cell.rows
-        if row.metric == METRIC and row.case in work
+        if row.metric == METRIC
         for arm in cell.real_arms
-        if (median := row.median(arm))
+        if (row.case, arm) in work and (median := row.median(arm))
     ]
 
 
@@ -156,7 +156,9 @@ def cases_line(points: Sequence[RooflinePoint]) -> str:
     if len(numbers) <= MAX_LABELS:
         text = "; ".join(f"{n} {case}" for case, n in numbers.items())
     arms = len({p.arm for p in points})
-    side_by_side = "; arms of a case have the same intensity and are drawn side by side"
+    alike = len({(p.case, p.intensity) for p in points}) == len(numbers)
+    same = "have the same intensity and " if alike else ""
+    side_by_side = f"; arms of a case {same}are drawn side by side"
     return f"Cases: {text}{side_by_side if arms > 1 else ''}"
 
 

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,11 +132,12 @@ def vllm(analyses: Sequence[CellAnalysis]) -> str:
     """Return vLLM's serving results as JSON, one per run, with ``run_number`` and the arm.
 
     Names and definitions are vLLM's: TTFT is the time from sending to the first token, TPOT is
-    ``(E2E - TTFT) / (tokens - 1)``, and ITL is per chunk, pooled over all requests. Summary
-    statistics are in ms, the lists per request in seconds. All times are without stalls: those of
-    single requests are recorded in no other way. Where the report's times are with stalls, each
-    run says so as ``times``. Texts are not recorded, so ``generated_texts`` is left out. Raises
-    ``FormatError`` if there is no request workload, or its requests' times were not recorded.
+    ``(E2E - TTFT) / (tokens - 1)``, and ITL is per chunk, pooled over all requests. Goodput counts
+    the requests that are within ``workload.limits`` by these times. Summary statistics are in ms,
+    the lists per request in seconds. All times are without stalls: those of single requests are
+    recorded in no other way. Where the report's times are with stalls, each run says so as
+    ``times``. Texts are not recorded, so ``generated_texts`` is left out. Raises ``FormatError`` if
+    there is no request workload, or its requests' times were not recorded.
     """
     runs = [run for analysis in analyses for run in _vllm_runs(analysis)]
     if not runs:
@@ -170,6 +171,8 @@ def _vllm_run(
     number: int, record: Record, arm: Arm, requests: Sequence[RequestNote], traffic: TrafficNote
 ) -> dict[str, Any]:
     workload, model = arm.config.get("workload", {}), arm.config.get("model", {})
+    limits = workload.get("limits") or {}
+    good = sum(_meets(request, limits) for request in requests)
     arrivals, name = workload.get("arrivals", {}), model.get("path") or model.get("name")
     inputs = [int(r["prompt_tokens"]) for r in requests]
     outputs = [int(r["output_tokens"]) for r in requests]
@@ -199,7 +202,7 @@ def _vllm_run(
         "total_input_tokens": sum(inputs),
         "total_output_tokens": sum(outputs),
         "request_throughput": len(requests) / duration,
-        "request_goodput": traffic["good"] / duration if "good" in traffic else None,
+        "request_goodput": good / duration if any(limits.values()) else None,
         "output_throughput": sum(outputs) / duration,
         "total_token_throughput": (sum(inputs) + sum(outputs)) / duration,
         **_vllm_latencies(requests),
@@ -212,14 +215,22 @@ def _vllm_run(
     }
 
 
+def _tpot_ms(request: RequestNote) -> float:
+    """Return vLLM's TPOT, which is 0 for a single token."""
+    return (request["e2e_ms"] - request["ttft_ms"]) / max(1, request["output_tokens"] - 1)
+
+
+def _meets(request: RequestNote, limits: Mapping[str, float | None]) -> bool:
+    """Return whether a request met ``workload.limits``, by the times that the export has of it."""
+    ttft_ms, tpot_ms, e2e_ms = request["ttft_ms"], _tpot_ms(request), request["e2e_ms"]
+    times = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms}
+    return all(limit is None or times[name] <= limit for name, limit in limits.items())
+
+
 def _vllm_latencies(requests: Sequence[RequestNote]) -> dict[str, float | None]:
     times = {
         "ttft": [r["ttft_ms"] for r in requests],
-        "tpot": [
-            (r["e2e_ms"] - r["ttft_ms"]) / (r["output_tokens"] - 1)
-            for r in requests
-            if r["output_tokens"] > 1
-        ],
+        "tpot": [_tpot_ms(r) for r in requests if r["output_tokens"] > 1],
         "itl": [gap for r in requests for gap in r["itl_ms"]],
         "e2el": [r["e2e_ms"] for r in requests],
     }

@@ -117,8 +117,11 @@ class PlaceholderFunctions:
             table = tables[number - 1]
         selected = list(table.columns)
         if columns is not None:
-            headings = {column.heading: column for column in selected}
-            selected = [headings[_one_starting_with("column", name, headings)] for name in columns]
+            headings = [column.heading for column in selected]
+            names = [_one_starting_with("column", name, headings) for name in columns]
+            twice = next((name for name in names if headings.count(name) > 1), None)
+            require(twice is None, f"several columns have the heading {twice!r}")
+            selected = [selected[headings.index(name)] for name in names]
         if links:
             selected = [_linked(column, page) for column in selected]
         if rows is not None:
@@ -376,7 +379,8 @@ def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
     link, text = column.link, column.text
 
     def value(line: ResultLine) -> str:
-        return f"[{number}]({page}{link(line)})" if (number := text(line)) else ""
+        number, target = text(line), link(line)  # that of a file is from the page's folder
+        return f"[{number}]({page}{target})" if number and target.startswith("#") else number
 
     return replace(column, value=value, format=text_or_empty)
 

@@ -46,13 +46,21 @@ LIST_ITEM = re.compile(r" {0,3}(?:[-*+]|\d+[.)])\s")
 COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
+def read_text(file: Path) -> str:
+    """Return a file's text; raise ``ArticleError``, which names it, if it is not in UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ArticleError(f"{file}: {error}") from None
+
+
 def render(article: Path, analysis_cache: AnalysisCache) -> str:
     """Return an article's text with every placeholder filled from the current records.
 
     Raises ``ArticleError`` if a placeholder cannot be filled. The message names the file, the line
     and the reason.
     """
-    text = article.read_text(encoding="utf-8")
+    text = read_text(article)
     functions = PlaceholderFunctions(article.resolve().parent, analysis_cache)
 
     def fill(place: re.Match[str]) -> str:

@@ -50,6 +50,9 @@ class HistoryPage:
         changes = count_text(sum(len(one.changes) for one in self.series), "change")
         tested = count_text(sum(one.is_tested for one in self.series), "line")
         found = f"{changes} in the {tested} with enough studies to find one"
+        left_out = sum(len(one.left_out) for one in self.series)
+        if left_out:
+            source += f" ({count_text(left_out, 'point')} left out, as a gate failed)"
         return f"{self.metric}: {count_text(len(self.series), 'line')} from {source}, {found}"
 
     @property
@@ -112,10 +115,14 @@ def _place(point: HistoryPoint) -> str:
 
 
 def _verdict(series: Series) -> str:
-    if not series.is_tested:
-        return "Too few studies to find a change."
     texts = [f"{capitalised(change_text(series, change))}." for change in series.changes]
-    return " ".join(texts) or "No change."
+    if not texts:
+        texts = ["No change." if series.is_tested else "Too few studies to find a change."]
+    if series.left_out:
+        points = "; ".join(f"{point.study.name} ({point.cause})" for point in series.left_out)
+        count = count_text(len(series.left_out), "point")
+        texts.append(f"{count} left out, as a gate failed: {points}.")
+    return " ".join(texts)
 
 
 def _table(root: Path, series: Series) -> Table[HistoryPoint]:

@@ -85,9 +85,9 @@ class StudyComparison:
 
     @property
     def decidable(self) -> bool:
-        """Whether any arm was compared in any row, and the studies are long enough to claim it."""
+        """Whether any arm was compared in any row, and the studies are long and valid enough."""
         compared = [item.comparison for item in self.changes if item.comparison.p is not None]
-        return any(one.verdict != "estimate_only" for one in compared)
+        return any(one.verdict not in ("estimate_only", "invalid") for one in compared)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _match_studies(
             )
         compared += _shared_rows(pair, *cells)
     if not compared:
-        raise StudiesNotComparable("the studies have no row in common that both measured")
+        raise StudiesNotComparable("the studies measured no row in common as a primary one")
     return _MatchedStudies(pairs, compared, caveats)
 
 
@@ -386,7 +386,7 @@ def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float, several:
     _refuse_machine(old, new)
     _refuse_config(old, new)
     both = old.data, new.data
-    alpha, runs = min(d.design.alpha for d in both), min(d.criteria.runs for d in both)
+    alpha, runs = min(map(_alpha, (old, new))), min(d.criteria.runs for d in both)
     withheld = zip(STUDY_NAMES, (d.withheld_reason for d in both), strict=True)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in withheld if reason is not None)
     criteria = DecisionCriteria(runs, alpha, margin_pct, reasons or None)
@@ -400,6 +400,13 @@ def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float, several:
         may_have_stalled(old, new),
         tuple(quality_change_notes(old.data, new.data)),
     )
+
+
+def _alpha(analysis: CellAnalysis) -> float:
+    """Return the smallest alpha at which a study decided a primary row; a look may spend less."""
+    data = analysis.data
+    alphas = (data.criteria_of(row.case).alpha for row in analysis.rows if _is_measured(row))
+    return min(filter(None, alphas), default=data.design.alpha)  # it is 0 while none may be claimed
 
 
 def _shared_cells(
@@ -440,6 +447,11 @@ def _refuse_config(old_cell: CellAnalysis, new_cell: CellAnalysis) -> None:
         raise StudiesNotComparable(
             f"{old_cell.name}: the studies have different designs: design.isolation was "
             f"{kinds[0]}, now {kinds[1]}"
+        )
+    baselines = [analysis.data.baseline for analysis in (old_cell, new_cell)]
+    if baselines[0] != baselines[1]:
+        raise StudiesNotComparable(
+            f"{old_cell.name}: the baseline was {baselines[0]}, now {baselines[1]}"
         )
     arms = [{a.name: a for a in analysis.data.arms} for analysis in (old_cell, new_cell)]
     if set(arms[0]) != set(arms[1]):
@@ -499,12 +511,17 @@ def _row_key(row: MetricRow) -> tuple[str | None, ...]:
 
 
 def _unshared_rows(pair: _CellPair, analyses: tuple[CellAnalysis, CellAnalysis]) -> Iterator[str]:
-    old, new = ({_row_key(r): r for r in a.rows if _is_measured(r)} for a in analyses)
+    old, new = ({_row_key(r): r for r in a.rows if r.skipped is None} for a in analyses)
     for name, rows, others in zip(STUDY_NAMES, (old, new), (new, old), strict=True):
         named_alike = {key[:2] for key in others}
-        for key, row in ((key, row) for key, row in rows.items() if key not in others):
-            unit = f" in {row.unit} ({row.better} is better)" if key[:2] in named_alike else ""
-            yield f"{pair.name}: {pair.row_name(row)}{unit} is only in {name}"
+        for key, row in rows.items():
+            other = others.get(key)
+            if not row.primary or (other is not None and other.primary):
+                continue
+            other_unit = other is None and key[:2] in named_alike
+            unit = f" in {row.unit} ({row.better} is better)" if other_unit else ""
+            primary = "" if other is None else "primary "
+            yield f"{pair.name}: {pair.row_name(row)}{unit} is {primary}only in {name}"
 
 
 def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Iterator[_ArmPair]:
@@ -512,7 +529,7 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
     rows = {_row_key(row): row for row in new.rows_by_stalls(included=stalls)}
     for row in old.rows_by_stalls(included=stalls):
         match = rows.get(_row_key(row))
-        if not _is_measured(row) or match is None or match.skipped is not None:
+        if match is None or not (_is_measured(row) and _is_measured(match)):
             continue
         for arm in old.data.arms:
             change, slow, sides = None, None, ((old, row), (new, match))

@@ -1,10 +1,11 @@
 """The history of a metric over the studies in a folder, from their records alone.
 
 A series is one arm in one row of a cell's results on one kind of machine, with a point per study:
-the median over the study's processes. Arms that differ in an option belong to different series,
-unless some of the studies lack the option. Change points are tested per series, with one value per
-study. All series that are long enough share alpha. The machine itself changes from day to day. So
-each change is reported with the change of the machine probe, which times fixed kernels and no arm.
+the median over the study's processes. Points of studies in which a gate failed for the arm are left
+out. Arms that differ in an option belong to different series, unless some of the studies lack the
+option. Change points are tested per series, with one value per study. All series that are long
+enough share alpha. The machine itself changes from day to day. So each change is reported with the
+change of the machine probe, which times fixed kernels and no arm.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.comparison.cell_analysis import read_data
+from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
 from labkit.analysis.statistics.change_points import change_points, fewest_values
 from labkit.analysis.studies.data_frames import config_options
@@ -44,6 +45,7 @@ class HistoryPoint:
     high: float
     runs: int  # number of processes
     probe_us: float | None  # median time of the machine's probe; None if there is none
+    cause: str | None = None  # why a gate that failed forbids a verdict on the arm
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,10 @@ class Series:
     machine: str
     unit: str
     better: str
-    points: tuple[HistoryPoint, ...]
+    points: tuple[HistoryPoint, ...]  # of the studies whose gates hold
     changes: tuple[SeriesChange, ...] = ()
     is_tested: bool = False  # whether it is long enough for a change to be found
+    left_out: tuple[HistoryPoint, ...] = ()  # those with a cause
 
     @property
     def name(self) -> str:
@@ -133,16 +136,18 @@ def _num_tested(lengths: Sequence[int]) -> int:
 
 def _samples(study: Path, cell: StudyPath, metric: str, known: set[str]) -> Iterator[_Sample]:
     """Yield a sample per arm and case of a cell that has the metric."""
-    data = read_data(cell)
+    analysis = analyse(cell)
+    data = analysis.data
     records = [r for r in data.judged_records if r.outcome in MEASURED_OUTCOMES]
     probes = probe_values(records)
     for arm in data.arms:
         own = [r for r in records if r.arm == arm.name and arm.role != "control"]
         options = dict(config_options(arm.config))
+        cause = next(iter(analysis.causes(arm.name)), None)
         for (case, unit, better), values in _values(own, metric, known).items():
             machine = _machine(own[0].environment)
             key = (cell.name, case, arm.name, machine, unit, better)
-            yield _Sample(key, options, _point(study, own, values, probes))
+            yield _Sample(key, options, _point(study, own, values, probes, cause))
 
 
 def _values(
@@ -163,6 +168,7 @@ def _point(
     records: Sequence[Record],
     values: Sequence[float],
     probes: Mapping[tuple[int, int], float],
+    cause: str | None,
 ) -> HistoryPoint:
     first = min(records, key=lambda record: record.started)
     commit = str(first.environment.get("git") or "")[:10]
@@ -172,7 +178,7 @@ def _point(
     probe = math.exp(median(own)) if own else None
     commit += "+" if commit and changed else ""
     numbers = float(median(values)), float(low), float(high)
-    return HistoryPoint(study, first.started, commit, *numbers, len(values), probe)
+    return HistoryPoint(study, first.started, commit, *numbers, len(values), probe, cause)
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -198,8 +204,11 @@ def _series(metric: str, group: Sequence[_Sample]) -> Iterator[Series]:
         label = "".join(f", {value}" for value in values)
         # If a study and its archive are both in the folder, they count once.
         once = {(point.started, point.value, point.runs): point for point in reversed(points)}
-        ordered = tuple(sorted(once.values(), key=lambda point: (point.started, point.commit)))
-        yield Series(metric, cell, case, arm, label, machine, unit, better, ordered)
+        ordered = sorted(once.values(), key=lambda point: (point.started, point.commit))
+        valid = tuple(point for point in ordered if point.cause is None)
+        invalid = tuple(point for point in ordered if point.cause is not None)
+        facts = metric, cell, case, arm, label, machine, unit, better
+        yield Series(*facts, valid, left_out=invalid)
 
 
 def _with_changes(series: Series, alpha: float) -> Series:

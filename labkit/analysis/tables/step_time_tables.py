@@ -56,7 +56,7 @@ GROUP_NAMES = {
     "products": "the products with weights",
     "host": "the host (scheduler, batch, plan, sampling, update)",
 }
-SPEED_UP_PCT = 10.0  # the example of a faster part
+LESS_TIME_PCT = 10.0  # of a part, as an example
 
 
 def time_table(cell: Cell, division: TimeDivision, arms: Sequence[ArmTime]) -> Table[str]:
@@ -213,14 +213,14 @@ def _why_none(arm: ArmTime) -> str:
 def worth_text(share: PartShare) -> str:
     """Say how much a change of a part can bring at most: the part's share of the time."""
     most = 100 * share.pct / (100 - share.pct) if share.pct < 100 else math.inf
-    some = SPEED_UP_PCT / 100 * share.pct
+    some = LESS_TIME_PCT / 100 * share.pct
     within = ""
     if share.low_pct is not None and share.high_pct is not None:
         within = f" ({magnitude_text(share.low_pct)} to {magnitude_text(share.high_pct)})"
     return (
         f"{magnitude_text(share.pct)} %{within} of the time goes to {GROUP_NAMES[share.part]}: "
         f"without it, throughput would be at most {magnitude_text(most)} % higher; "
-        f"{SPEED_UP_PCT:g} % faster, {magnitude_text(100 * some / (100 - some))} %"
+        f"in {LESS_TIME_PCT:g} % less time, {magnitude_text(100 * some / (100 - some))} %"
     )
 
 

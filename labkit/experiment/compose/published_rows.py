@@ -1,7 +1,8 @@
 """Published rows: an article's own numbers, limited to those that belong to a cell.
 
 A row of ``ablation.published`` may have ``when: {option: value}``, such as ``{workload.concurrency:
-8}``. In a sweep, only the cells with these values show the row.
+8}``. In a sweep, only the cells with these values show the row. Differences from another arm than
+the baseline of a cell are left out.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from labkit.config import ConfigError, Experiment, require
 from labkit.config.option_index import did_you_mean
 
 KEYS = ("source", "machine", "metric", "unit", "rows", "tables")
-NUMBER_KEYS = ("arms", "delta_pct", "p", "wins")  # by arm; wins may be texts, such as 6 of 9
+COMPARED_KEYS = ("delta_pct", "p", "wins")  # by arm; wins may be texts, such as 6 of 9
+NUMBER_KEYS = ("arms", *COMPARED_KEYS)
 TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown unchanged
 ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 
 
 def rows_of_cell(published: Any, experiment: Experiment) -> Any:
-    """Return the published numbers without the rows of other cells; None if there are none.
+    """Return the published numbers that belong to a cell; None if there are none.
 
     Raises ``ConfigError`` if a key is unknown, a row has no case or metric, or ``when`` names an
     unknown option.
@@ -42,12 +44,22 @@ def rows_of_cell(published: Any, experiment: Experiment) -> Any:
             _check_list(f"{place}.{key}", table.get(key) or [])
         for line in table["rows"]:
             _check_list(f"{place}.rows", line)
-    rows = [
-        row
+    baseline = experiment.ablation.baseline_arm
+    rows = (
+        _of_baseline(row, baseline)
         for row in published.get("rows") or ()
         if all(_value(experiment, key) == value for key, value in (row.get("when") or {}).items())
-    ]
-    return {**published, "rows": [{k: v for k, v in row.items() if k != "when"} for row in rows]}
+    )
+    return {**published, "rows": [row for row in rows if any(row.get(k) for k in NUMBER_KEYS)]}
+
+
+def _of_baseline(row: Mapping[str, Any], baseline: str) -> dict[str, Any]:
+    """Return a row without ``when``, and without differences if they are from another arm."""
+    arms, hidden = row.get("arms"), ["when"]
+    compared = {arm for key in COMPARED_KEYS for arm in row.get(key) or ()}
+    if baseline in compared or (arms and baseline not in arms):
+        hidden += COMPARED_KEYS
+    return {key: value for key, value in row.items() if key not in hidden}
 
 
 def _check_row(place: str, row: Any, published: Mapping[str, Any]) -> None:

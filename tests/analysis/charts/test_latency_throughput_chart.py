@@ -13,6 +13,7 @@ from labkit.analysis.charts.latency_throughput_chart import (
 from labkit.analysis.document.chart import Dots, Line, Text
 from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, chart_svg
 from labkit.analysis.pages.markdown_report import markdown_table
+from labkit.analysis.pages.matplotlib_figures import chart_figure
 from labkit.analysis.pages.study_overview import MachineOverview
 from labkit.analysis.studies.cell_summary import cell_labels
 from labkit.analysis.studies.increasing_load import LOAD_OPTIONS, METRICS, arm_loads, load_curves
@@ -60,9 +61,12 @@ def test_curves_of_one_arm_are_named_by_what_else_differs():
         cell(load, load, 500.0, overrides=[f"workload={name}"], workload_name=name)
         for load in (1, 2, 4) for name in ("chat", "agent")
     ]  # fmt: skip
-    assert [curve.name for curve in curves_of(study)] == [
-        "base, workload=chat", "base, workload=agent",
-    ]  # fmt: skip
+    names = ["base, workload=chat", "base, workload=agent"]
+    curves = curves_of(study)
+    assert [curve.name for curve in curves] == names
+    (part,) = MachineOverview(None, None, curves, "stem").charts
+    (legend,) = chart_figure([part]).legends  # the marks were called "base", beside both lines
+    assert [text.get_text() for text in legend.get_texts()] == names
     assert [curve.name for curve in curves_of(study[::2])] == ["base"]
 
 

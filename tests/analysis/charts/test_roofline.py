@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log10
 from types import SimpleNamespace
 
@@ -48,10 +49,10 @@ def test_a_case_is_bound_by_the_limit_that_needs_more_time(flops, bound, share):
     assert point(flops).bound == bound and point(flops).share == pytest.approx(share)
 
 
-def record(ok=True, limits=None, cases=()):
+def record(ok=True, limits=None, cases=(), arm="base"):
     notes = [SimpleNamespace(case=name, known_notes=note) for name, note in cases]
     run_notes = {"limits": limits} if limits else {}
-    return SimpleNamespace(ok=ok, known_notes=run_notes, cases=notes)
+    return SimpleNamespace(ok=ok, known_notes=run_notes, cases=notes, arm=arm)
 
 
 def test_points_are_the_cases_whose_work_is_known_and_limits_the_best_of_a_run_that_worked():
@@ -77,6 +78,20 @@ def test_points_are_the_cases_whose_work_is_known_and_limits_the_best_of_a_run_t
     )
 
 
+def test_arms_that_do_other_work_have_intensities_of_their_own():
+    """All had that of the last record: of arms that read 2 and 4 MB, both 4."""
+    arms = {"base": 2_000_000, "arm": 4_000_000}
+    records = [
+        record(cases=[("a", {"flops": 8_000_000, "least_bytes": size})], arm=arm)
+        for arm, size in arms.items()
+    ]
+    times = {arm: {"median": 1000.0} for arm in (*arms, "other")}  # whose work is not known
+    rows = [{"case": "a", "metric": "dispatch_us", "arms": times}]
+    cell = planted_cell(rows, arms=[{"name": arm, "role": "arm"} for arm in times])
+    found = roofline.roofline_points(cell, records)
+    assert [(one.arm, one.intensity) for one in found] == [("base", 4.0), ("arm", 2.0)]
+
+
 def test_the_arms_of_a_case_stand_side_by_side_and_its_number_beside_them():
     points = [
         RooflinePoint(case, arm, 1000, flops, 1e-6, None)
@@ -95,6 +110,8 @@ def test_the_arms_of_a_case_stand_side_by_side_and_its_number_beside_them():
     legend = "Cases: 1 a; 2 b; arms of a case have the same intensity and are drawn side by side"
     assert roofline.cases_line(points) == legend
     assert roofline.cases_line(points[::2]) == "Cases: 1 a; 2 b"
+    points[0] = replace(points[0], bytes=500)
+    assert roofline.cases_line(points).endswith("; arms of a case are drawn side by side")
 
 
 def test_numbers_cover_neither_marks_nor_each_other():

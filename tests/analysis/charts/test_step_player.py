@@ -10,7 +10,7 @@ from traced_steps import traced_steps
 from labkit.analysis.charts.step_player import TracedRun, player_page
 
 browses = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
-DENSE = {"num_blocks": None, "block_size": None}
+DENSE, DENSE_STEPS = {"num_blocks": None, "block_size": None}, 9
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def page(trace, tmp_path_factory):
     steps = [
         {**step, "blocks": [], "free_blocks": None, "evictable_blocks": None,
          "slots": [[chunk[0], 256] for chunk in step["chunks"]]}
-        for step in trace["steps"][:9]
+        for step in trace["steps"][:DENSE_STEPS]
     ]  # fmt: skip
     dense = {**trace, **DENSE, "steps": steps}
     runs = [
@@ -44,6 +44,20 @@ def page(trace, tmp_path_factory):
 
 def part(browser, selector):
     return browser.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+def choose(run):
+    """Return the script that chooses a run."""
+    return (
+        "(() => { const select = document.querySelector('select');"
+        f"select.value = {run}; select.dispatchEvent(new Event('change')); }})()"
+    )
+
+
+def move_to(number):
+    """Return the script that moves the slider to a step."""
+    slider = "document.querySelector('.step-player input')"
+    return f"{slider}.value = {number}, {slider}.dispatchEvent(new Event('input'))"
 
 
 def blocks_at(trace, number):
@@ -71,10 +85,9 @@ DRAWN_BLOCKS = """[...document.querySelectorAll('.blocks rect:not(.free)')].flat
 @browses
 def test_the_cells_are_coloured_by_owner_at_every_step(browser, page, trace):
     browser.open(page)
-    slider = "document.querySelector('.step-player input')"
     shared = 0
     for number in [*range(0, len(trace["steps"]), 7), len(trace["steps"]) - 1, 3]:
-        browser.evaluate(f"{slider}.value = {number}, {slider}.dispatchEvent(new Event('input'))")
+        browser.evaluate(move_to(number))
         owners = blocks_at(trace, number)
         drawn = browser.evaluate(DRAWN_BLOCKS)
         assert drawn == [
@@ -122,10 +135,6 @@ def test_steps_are_reached_by_keyboard(browser, page, trace):
 @browses
 @pytest.mark.parametrize("run", [0, 1])
 def test_a_player_on_desktop_phone_and_paper(browser, page, run):
-    choose = (
-        "(() => { const select = document.querySelector('select');"
-        f"select.value = {run}; select.dispatchEvent(new Event('change')); }})()"
-    )
     for size, scheme, media in (
         (DESKTOP, "light", "screen"),
         (PHONE, "dark", "screen"),
@@ -133,10 +142,25 @@ def test_a_player_on_desktop_phone_and_paper(browser, page, run):
         (DESKTOP, "dark", "print"),
     ):
         browser.open(page, size, scheme, media=media)
-        browser.evaluate(choose)
+        browser.evaluate(choose(run))
         assert browser.problems() == [] and browser.errors() == []
         assert browser.fetched() == [page.as_uri()]
     assert part(browser, "h1") == "Steps of a <study>"
+
+
+@browses
+@pytest.mark.parametrize("run", [0, 1])
+def test_only_blocks_have_hits_of_the_cache(browser, page, trace, run):
+    """In a layout without blocks, a prompt's second chunk was "12 tokens from the cache"."""
+    browser.open(page)
+    browser.evaluate(choose(run))
+    steps = trace["steps"][:DENSE_STEPS] if run else trace["steps"]
+    assert any(chunk[1] > 0 and chunk[3] for step in steps for chunk in step["chunks"])
+    texts = []
+    for number in range(len(steps)):
+        browser.evaluate(move_to(number))
+        texts.append(part(browser, "tbody"))
+    assert any("tokens from the cache" in text for text in texts) == (run == 0)
 
 
 def test_a_page_holds_as_many_first_steps_as_fit(trace, monkeypatch):

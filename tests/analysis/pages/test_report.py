@@ -573,13 +573,18 @@ def test_the_vllm_export_leaves_out_the_wait_for_a_place(make_cell, capsysbinary
             }
             for request in case.notes["requests"]
         ]
-        notes = {**case.notes, "requests": requests}
+        notes = {**case.notes, "requests": requests, "traffic": {"requests": 8, "good": 0}}
         return replace(record, cases=(replace(case, notes=notes),))
 
-    cells = make_cell("a/cell", requests=True), make_cell("b/cell", requests=True, change=waited)
+    options = {"requests": True, "limits": {"ttft_ms": 90.0, "tpot_ms": 30.0, "e2e_ms": 130.0}}
+    cells = make_cell("a/cell", **options), make_cell("b/cell", change=waited, **options)
     sent, queued = (json.loads(printed(capsysbinary, cell, "vllm"))[0] for cell in cells)
-    for key in ("start_times", "ttfts", "mean_e2el_ms", "duration"):
+    for key in ("start_times", "ttfts", "mean_e2el_ms", "duration", "request_goodput"):
         assert queued[key] == pytest.approx(sent[key]), key
+    assert queued["request_goodput"] == pytest.approx(8 / queued["duration"])
+    options["limits"]["tpot_ms"] = 1.0
+    missed = printed(capsysbinary, make_cell("c/cell", **options), "vllm")
+    assert json.loads(missed)[0]["request_goodput"] == 0.0
 
 
 def test_the_github_export_has_its_fields(study, capsysbinary):

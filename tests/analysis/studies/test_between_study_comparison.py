@@ -1,5 +1,6 @@
 """Comparisons of two studies: changes, refusals and exit codes."""
 
+import io
 import json
 import re
 import subprocess
@@ -11,8 +12,10 @@ from itertools import product
 import numpy as np
 import pytest
 from planted_cells import compare_studies
+from rich.console import Console
 
 from labkit.analysis.comparison.cell_analysis import analyse
+from labkit.analysis.pages.terminal_report import print_changes
 from labkit.analysis.statistics.difference_in_differences import (
     StudyEffect,
     effect_change,
@@ -295,13 +298,20 @@ def test_the_control_s_own_change_is_printed(make_cell, capsys):
     assert "Monte Carlo, 100,000 draws" in out and "exact" not in out
 
 
-def test_a_narrow_terminal_shows_whole_names(make_cell, capsys, monkeypatch):
+def test_a_narrow_terminal_shows_whole_names(make_cell):
+    study, out = AnalysisCache().study(make_cell("study/cell").parent), io.StringIO()
+    print_changes(compare_studies(study, study, 2.0), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert any(re.match(r" decode, 64 .*seq_map .*equivalent", line) for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_output_without_a_terminal_has_the_old_and_the_new_medians(make_cell, capsys, monkeypatch):
+    """It had the width of a terminal of 80 characters, which leaves these columns out."""
     monkeypatch.setenv("COLUMNS", "80")
     folder = str(make_cell("study/cell").parent)
     main([folder, folder])
-    lines = capsys.readouterr().out.splitlines()
-    assert any(re.match(r" decode, 64 .*seq_map .*equivalent", line) for line in lines)
-    assert all(len(line) <= 80 for line in lines)
+    assert re.search(r"^ *row +arm +old +new ", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,25 @@ def test_other_machines_and_options_are_other_series(week, make_cell):
     assert ", workload.concurrency=4" in {one.label for one in series}
 
 
+def test_a_study_in_which_a_gate_failed_is_left_out_and_named(week, capsys):
+    """Its time of double made a change."""
+    for day in range(1, 9):
+        root = week(day)
+    for day in range(9, 13):
+        week(day, 2.0, host="another than at the end")
+    (series,) = metric_history(root, "dispatch_us")
+    assert len(series.points) == 8 and series.is_tested and series.changes == ()
+    assert [point.study.name for point in series.left_out] == ["09", "10", "11", "12"]
+    assert main([str(root), "dispatch_us"]) == 0
+    assert "from 8 studies (4 points left out, as a gate failed), 0 ch" in capsys.readouterr().out
+    page = (root / "history-dispatch_us.md").read_text("utf-8")
+    assert "4 points left out, as a gate failed: 09 (the host changed); 10 (" in page
+    for day in range(1, 9):
+        shutil.rmtree(root / f"{day:02d}")
+    assert main([str(root), "dispatch_us"]) == 0
+    assert "1 line from 0 studies (4 points left" in capsys.readouterr().out
+
+
 def test_every_arm_has_a_series_of_its_own_runs_and_the_control_none(make_cell, tmp_path):
     make_cell("outputs/01/cell", blocks=4, runs=1, cases=CASE, effects={"seq_map": 0.5})
     series = metric_history(tmp_path / "outputs", "dispatch_us")

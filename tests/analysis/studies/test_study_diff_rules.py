@@ -139,6 +139,7 @@ def test_a_failed_gate_of_either_study_makes_its_arm_invalid(place, gate):
     comparison = compare(*ordered(place, failed, study()))
     side = ("old", "new")[place]
     assert judged(change_of(comparison)) == Verdict("invalid", f"{side}: a cause")
+    assert not comparison.decidable  # --fail-on would always pass
     assert change_of(comparison, arm="base").comparison.verdict == "not_comparable"
 
 
@@ -213,6 +214,17 @@ def test_the_smaller_alpha_of_two_studies_is_that_of_every_interval(place):
     assert comparison.level == 0.99
     assert comparison.ci_pct == comparison.ci_raw_pct == interval_pct(change, 0.01)
     assert interval_pct(change, 0.01) != interval_pct(change, 0.05)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("stopped", "alpha"), [([], 0.04), (["a"], 0.01)])
+def test_a_study_that_a_look_decided_spends_the_alpha_of_that_look(place, stopped, alpha):
+    looks = [{"blocks": 2, "alpha": 0.01}, {"blocks": 3, "alpha": 0.04}]
+    taken = [{**looks[0], "stopped": stopped}]
+    old, new = ordered(place, study(looks=looks, looks_taken=taken), study(seed=2))
+    comparison, change = compared(old, new), effect_change_of(old, new)
+    assert comparison.level == 1 - alpha
+    assert comparison.ci_pct == interval_pct(change, alpha)
 
 
 def test_intervals_are_at_the_levels_of_holms_steps():
@@ -439,6 +451,11 @@ def test_rows_that_are_not_primary_are_neither_compared_nor_listed():
     old, new = study(change=with_secondary), study(seed=2, change=with_secondary)
     assert {c.row.metric for c in compare(old, new).changes} == {"dispatch_us"}
     assert compare(old, study(seed=2)).caveats == ()
+    primary = study(change=with_second_metric)
+    for place, side in enumerate(("old", "new")):  # once compared, and called "only in old"
+        comparison = compare(*ordered(place, primary, new))
+        assert {c.row.metric for c in comparison.changes} == {"dispatch_us"}
+        assert comparison.caveats == (f"cell: a: map_us is primary only in {side}",)
     with pytest.raises(StudiesNotComparable, match="no row in common"):
         compare(study(primary=False), study(primary=False))
 
@@ -488,6 +505,18 @@ def test_an_arm_of_either_study_alone_is_refused(place):
     less = replace(less, data=replace(less.data, arms=less.data.arms[:2]))
     with pytest.raises(StudiesNotComparable, match="different arms: only one of them has control"):
         compare(*ordered(place, whole, less))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_baseline_of_both_studies_is_the_same_arm(place):
+    """An arm was compared with itself."""
+    swapped = study(seed=2)
+    base, arm, control = swapped.data.arms
+    arms = replace(arm, role="baseline"), replace(base, role="arm"), control
+    swapped = replace(swapped, data=replace(swapped.data, arms=arms))
+    was, now = ordered(place, "arm", "base")
+    with pytest.raises(StudiesNotComparable, match=f"cell: the baseline was {was}, now {now}$"):
+        compare(*ordered(place, swapped, study()))
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -36,6 +36,7 @@ def test_a_report_says_where_the_time_went(make_cell, pictures):
     assert "### Why: where the time went" in report and "Why: where the time went" in page
     assert "seq_map: 16.7 % less time per output token; first cause: attention, −37.9" in report
     assert "33.3 % (33.3 to 33.3) of the time goes to attention" in report
+    assert "would be at most 50.0 % higher; in 10 % less time, 3.4 %" in report
     assert "| attention | 75.64 |" in report and "| total |" in report
     assert "the clocks add 0.44" in report and "(50 % of its tokens)" in report
     assert "from binary_search to seq_map" in page

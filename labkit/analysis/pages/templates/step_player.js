@@ -120,7 +120,7 @@
     find("tbody").replaceChildren(...requests.map((request) => {
       const chunk = chunks.get(request), draft = drafts.get(request);
       const held = run.num_blocks === null ? (slots.has(request) ? `${count(slots.get(request))} tokens` : "") : `${count((tables.get(request) ?? []).length)} blocks`;
-      const hit = chunk && chunk[1] > 0 && chunk[3] && !before.has(request);
+      const hit = run.num_blocks !== null && chunk && chunk[1] > 0 && chunk[3] && !before.has(request);
       const events = [step.preempted.includes(request) && "preempted", step.lingering.includes(request) && "ended, row still computed", hit && `${count(chunk[1])} tokens from the cache`].filter(Boolean);
       return element("tr", {}, element("td", {}, element("span", { class: owner(request) }, run.requests[request].id)),
         element("td", {}, chunk ? (chunk[3] ? `prefill, tokens ${chunk[1]} to ${chunk[1] + chunk[2] - 1}${chunk[4] ? ", samples" : ""}` : `decode, token ${chunk[1]}`) : "nothing"),
