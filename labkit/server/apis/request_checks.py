@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from labkit.engine.request import SamplingParams
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.server.constraints.grammar_compiler import GrammarSource
 from labkit.server.constraints.min_tokens import MinTokensConstraint
 from labkit.server.constraints.structured_output import GrammarConstraint

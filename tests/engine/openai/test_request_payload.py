@@ -4,7 +4,8 @@ import json
 
 from labkit import config
 from labkit.engine.openai.request_payload import PayloadBuilder
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 
 def seeds(experiment_seed, count=4):
