@@ -34,8 +34,8 @@ from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.request import Request
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.runner.step_clocks import ClockedEngine
+from labkit.engine.runner.step_launchers import create_launcher
 from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.sampling.step_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler

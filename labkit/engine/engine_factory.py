@@ -31,8 +31,9 @@ from labkit.engine.model import compute_dtype
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, create_launcher
+from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
+from labkit.engine.runner.step_launchers import create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_loop import NoScheduleCheck, StepLoop
