@@ -155,7 +155,7 @@ def _refuse(overrides: Sequence[str], found: Sequence[Subject], minutes: float |
 def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) -> list[RowResult]:
     """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
-    from labkit.analysis.studies.study_analysis import cell_dirs
+    from labkit.analysis.studies.study_discovery import cell_dirs
     from labkit.cli import hydra_arguments, run_study
     from labkit.experiment.hydra.hydra_composer import hydra_quote
 

@@ -214,7 +214,7 @@ def studies(two_commits, tmp_path, monkeypatch):
 
     studies.result, studies.refusal = cell("equivalent", -1.0, 1.0), None
     monkeypatch.setattr(run_study, "run", run)
-    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", lambda out: [out])
+    monkeypatch.setattr("labkit.analysis.studies.study_discovery.cell_dirs", lambda out: [out])
     monkeypatch.setattr(regression, "read_cell", lambda folder: studies.result.to_json())
     return studies
 
@@ -326,7 +326,7 @@ def test_both_revisions_have_the_environment_of_an_arm(studies, tmp_path, capsys
 def test_commits_do_not_share_a_folder(studies, monkeypatch):
     """The rows of every cell of a study count, so --out of a bisection must not mix commits."""
     folders = []
-    found = "labkit.analysis.studies.study_analysis.cell_dirs"
+    found = "labkit.analysis.studies.study_discovery.cell_dirs"
     monkeypatch.setattr(found, lambda out: folders.append(out) or [out])
     for words in (("HEAD~1", "HEAD"), ("HEAD", "HEAD~1"), ("HEAD~1", "HEAD")):
         studies(*words, "--on", "chat", "--out", "bisection")
@@ -410,7 +410,7 @@ def test_overrides_that_contradict_no_other_word_are_taken(studies):
 
 
 def test_the_cell_that_confirms_another_decides_nothing(studies, monkeypatch, capsys):
-    found = "labkit.analysis.studies.study_analysis.cell_dirs"
+    found = "labkit.analysis.studies.study_discovery.cell_dirs"
     monkeypatch.setattr(found, lambda out: [out, out.with_name(f"{out.name}~processes")])
     by_confirming = {False: cell("equivalent", -1.0, 1.0), True: cell("worse", -4.0, -1.0)}
     monkeypatch.setattr(
@@ -422,7 +422,7 @@ def test_the_cell_that_confirms_another_decides_nothing(studies, monkeypatch, ca
 
 @pytest.mark.parametrize("word", ["plan=true", "plan=True", "++plan=yes"])
 def test_a_plan_has_no_result(studies, monkeypatch, capsys, word):
-    monkeypatch.setattr("labkit.analysis.studies.study_analysis.cell_dirs", None)
+    monkeypatch.setattr("labkit.analysis.studies.study_discovery.cell_dirs", None)
     code, cells = studies("HEAD~1", "--on", "chat", "--on", "ragged", word)
     assert code == 0 and len(cells) == 2 and "Undecided" not in capsys.readouterr().out
 

@@ -39,10 +39,10 @@ from labkit.analysis.studies.cell_summary import (
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
-    cell_dirs,
     study_name,
     summarise_study,
 )
+from labkit.analysis.studies.study_discovery import cell_dirs
 from labkit.records import (
     ArchivePath,
     RecordError,
