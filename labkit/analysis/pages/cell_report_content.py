@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.analysis.charts.html_interval_bars import card_bars
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.server_arm_checks import lateness_errors
+from labkit.analysis.comparison.client_lateness import lateness_errors
 from labkit.analysis.document import svg_chart_renderer
 from labkit.analysis.document.report_parts import CellSource
 from labkit.analysis.document.svg_chart_renderer import arm_classes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.comparison import server_arm_checks
+from labkit.analysis.comparison import server_caveats
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.served_requests import sustained, traffic_notes
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
@@ -67,7 +67,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
         *_unserved(analysis),
         *_unsustained(analysis),
         *_p99_of_few(analysis),
-        *server_arm_checks.caveats(data.records),
+        *server_caveats.caveats(data.records),
         *(line for one in rates for line in one.impossible_counts()),
         *_emulated(analysis),
         *_machines(analysis, _machine_changes),
