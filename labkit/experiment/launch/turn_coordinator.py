@@ -10,7 +10,7 @@ set. The unit of inference is the set, just as it is the process if all arms sha
 An arm whose process ends has no further turns; the others finish. The coordinator runs in the
 parent's process. It waits with ``select`` while a worker works.
 
-A process's clock (:class:`labkit.workload.turn_order.LiveClock`) stands still while the process is
+A process's clock (:class:`labkit.workload.arm_clocks.LiveClock`) stands still while the process is
 stopped, and runs otherwise. What an arm computes between two steps, in another thread or in its
 server, takes time on this clock, and is interrupted by the end of a turn without loss.
 So ctrl-Z takes effect when the arm that has the turn has been stopped at its end. In another stage
