@@ -1,4 +1,4 @@
-"""Create an engine from a config and a model directory, and run its self-test."""
+"""Create an engine from a config: labkit's, with its self-test, mlx_lm's, a server or a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arms' outputs are worth: equality, quality of predictions and its change, video frames."""
+"""Sentences on arms' outputs: equality, quality of predictions and its change, video frames."""
 
 from __future__ import annotations
 

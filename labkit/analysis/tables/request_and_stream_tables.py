@@ -1,4 +1,4 @@
-"""Tables of requests and their streams: outcomes, response streams, the client's own cost."""
+"""Tables of requests' outcomes and, of arms that are servers, of streams and client overhead."""
 
 from __future__ import annotations
 

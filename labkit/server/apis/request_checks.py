@@ -1,4 +1,4 @@
-"""Checks of requests, and the engine's parameters and constraints that pass them."""
+"""Check a request's options and convert them to the engine's SamplingParams and constraints."""
 
 from __future__ import annotations
 
