@@ -33,7 +33,7 @@ STREAMS, KV_TOKENS, BLOCK = 16, 8192, 16
 def load(model: str) -> None:
     """Load a model, generate from a prompt of one token and a longer one, and print figures."""
     from labkit.engine.llm import LLM
-    from labkit.engine.request import SamplingParams
+    from labkit.engine.sampling.sampling_params import SamplingParams
 
     megabytes = 1e-6 if sys.platform == "darwin" else 1024e-6
 

@@ -36,9 +36,10 @@ from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16

@@ -411,7 +411,7 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
 
 def summaries(out: StudyPath) -> list[dict[str, Any]]:
     """Return the summaries of the finished studies of a folder or archive, or those in a file."""
-    from labkit.analysis.studies.study_analysis import cell_dirs
+    from labkit.analysis.studies.study_discovery import cell_dirs
 
     if isinstance(out, Path) and is_summary(out):
         read = lzma.open if out.suffix == ".xz" else open

@@ -64,7 +64,8 @@ class Round:
 
 def child(model: str) -> None:
     """Serve each round (a line of JSON on standard input), and print its tokens and seconds."""
-    from labkit.engine.request import Request, SamplingParams
+    from labkit.engine.request import Request
+    from labkit.engine.sampling.sampling_params import SamplingParams
     from labkit.serve import compose
     from labkit.server.__main__ import load
 

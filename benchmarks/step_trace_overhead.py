@@ -31,11 +31,12 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import create_launcher
 from labkit.engine.runner.step_clocks import ClockedEngine
+from labkit.engine.runner.step_launchers import create_launcher
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.sampling.step_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import Speculator

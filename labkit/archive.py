@@ -65,7 +65,7 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> s
     """
     from labkit.analysis.pages.report_files import PAGES
     from labkit.analysis.studies.data_frames import STORED_RUNS, store_runs
-    from labkit.analysis.studies.study_analysis import cell_dirs
+    from labkit.analysis.studies.study_discovery import cell_dirs
     from labkit.config import count_text
 
     cells = [path for path in cell_dirs(study) if isinstance(path, Path)]
@@ -97,7 +97,7 @@ def archive_study(study: Path, target: Path, *, with_sources: bool = False) -> s
 
 def _check_target(target: Path, cells: Sequence[Path]) -> None:
     """Refuse a target that is no archive, or the archive of another study: it would be lost."""
-    from labkit.analysis.studies.study_analysis import shares_a_record
+    from labkit.analysis.studies.study_discovery import shares_a_record
 
     if target.suffix != ARCHIVE_SUFFIX:
         raise RecordError(f"{target}: the name of an archive must end with {ARCHIVE_SUFFIX}")

@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.pages.replication_page import replication_files, write_replications
     from labkit.analysis.pages.report_files import FORMATS, FormatError, render
-    from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache, holds_studies
+    from labkit.analysis.studies.study_analysis import MAX_RECORDS, AnalysisCache
+    from labkit.analysis.studies.study_discovery import holds_studies
 
     parser = Program(
         prog="python -m labkit.report",

@@ -44,9 +44,9 @@ def write_traces(study: Path) -> list[Path]:
     """
     from labkit.analysis.charts.step_player import player_page, traced_records, traced_run
     from labkit.analysis.exports.chrome_trace import chrome_trace
-    from labkit.analysis.number_format import slug
     from labkit.analysis.pages.report_files import report_dir, write_text
     from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.text_format import slug
 
     cells = {}
     for analysis in AnalysisCache().study(open_study(study)):

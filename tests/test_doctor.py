@@ -36,6 +36,7 @@ from labkit.machine import worker_environment
 from labkit.machine.cache_entries import CacheError
 from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
+from labkit.machine.facts.simulated_macs import simulated_mac
 from labkit.machine.facts.wired_advice import WiredAdvice
 from labkit.metal.gpu_properties import EMULATED
 from labkit.records import CaseRecord, Metric, Record
@@ -163,7 +164,7 @@ def test_lines_of_a_mac():
         "thermal": "fair",
     }
     measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
-    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
+    machine = simulated_mac("sim_m1_pro_32gb")
     lines = dict(
         terminal_screen.machine_lines(machine_caveats.MachineFacts(environment, machine, measured))
     )
@@ -250,7 +251,7 @@ def test_the_library_and_the_bandwidth_without_a_gpu():
      (1, True, "1 MiB, collector on")],
 )  # fmt: skip
 def test_wired_settings_are_shown(limit_mb, collector, text):
-    machine = memory_capacity.simulated_mac("sim_m1_8gb")
+    machine = simulated_mac("sim_m1_8gb")
     wired = memory_capacity.WiredSettings(limit_mb, collector, None)
     machine = dataclasses.replace(machine, wired=wired)
     line = f"iogpu.wired_limit_mb {text}, dynamic low-water mark unknown"

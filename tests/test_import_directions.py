@@ -23,11 +23,15 @@ MAY = {
     "server": {"cli.argparse_program", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
-    "analysis": {"analysis.number_format", "analysis.statistics", "config", "records"},
+    "analysis.text_format": set(),
+    "analysis": {
+        "analysis.number_format", "analysis.statistics", "analysis.text_format", "config",
+        "records",
+    },
     "importers": {"config", "machine", "records"},
     "conformance": {"config", "engine", "kernel_constants", "models", "workload"},
     "experiment": {
-        "analysis.number_format", "analysis.statistics", "config", "cpu", "engine", "models",
+        "analysis.statistics", "analysis.text_format", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
     },
     "cli.argparse_program": set(),
@@ -54,15 +58,16 @@ PACKAGES = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "labkit").rgl
 SHARED = {""}  # labkit itself: the version
 # The rooms of the analysis: each imports only the rooms before it.
 ROOMS = (
-    "number_format", "statistics", "model", "comparison", "robustness", "findings", "studies",
-    "document", "charts", "tables", "exports", "pages",
+    "number_format", "text_format", "statistics", "model", "comparison", "robustness", "findings",
+    "studies", "document", "charts", "tables", "exports", "pages",
 )  # fmt: skip
 
 
 def part_of(module):
     """Name the part that a module of labkit belongs to."""
     words = module.split(".")[1:]
-    if words[:1] == ["analysis"] and words[1:2] in (["statistics"], ["number_format"]):
+    leaves = ["number_format"], ["statistics"], ["text_format"]
+    if words[:1] == ["analysis"] and words[1:2] in leaves:
         return ".".join(words[:2])
     if words[:2] == ["cli", "argparse_program"]:
         return ".".join(words[:2])

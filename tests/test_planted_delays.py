@@ -21,8 +21,8 @@ from labkit.experiment.worker.worker_run import WorkerProcess
 from labkit.machine.facts import code_revision
 from labkit.machine.processes import process_tree
 from labkit.machine.processes.server_supervisor import SupervisedServer
+from labkit.workload.arm_clocks import ArmClock
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing
-from labkit.workload.turn_order import ArmClock
 from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit.analysis.studies.study_analysis import cell_dirs
+from labkit.analysis.studies.study_discovery import cell_dirs
 from labkit.cli import hydra_arguments, study_composer
 from labkit.experiment.compose import published_rows
 from labkit.experiment.compose.cell_composer import with_scale_overrides

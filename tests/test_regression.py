@@ -14,7 +14,7 @@ from git_command import git
 from planted_cells import planted_cell
 
 from labkit import regression
-from labkit.analysis.comparison import server_arm_checks
+from labkit.analysis.comparison import client_lateness
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.findings import regression_gate
 from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results
@@ -104,7 +104,7 @@ def test_a_client_that_was_late_in_one_block_of_eight_hides_no_planted_17_percen
     folder = write_study(ImportedStudy.of(runs), tmp_path / "study", "q", 2.0)
     names = [f"b{block:02}-p01-head" for block in range(late)]
     monkeypatch.setattr(
-        server_arm_checks, "lateness_errors", lambda run: ["late"] * (run.run in names)
+        client_lateness, "lateness_errors", lambda run: ["late"] * (run.run in names)
     )
     found = list(row_results("chat", AnalysisCache().cell(folder).cell, "head"))
     assert total(found).value == outcome and found[0].comparison.effect_pct == pytest.approx(-17)

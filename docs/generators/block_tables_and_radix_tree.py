@@ -20,8 +20,9 @@ from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.radix_tree import RadixNode, RadixPrefixCache
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler
 
 RESERVED_TOKENS = 2_048  # per request, in a cache that reserves memory for the longest sequence

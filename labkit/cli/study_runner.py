@@ -21,7 +21,8 @@ from labkit.experiment.launch.run_launcher import LaunchHistory, WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
-from labkit.experiment.schedule.cell_manifest import refuse_changes, refuse_links, stopped_cases
+from labkit.experiment.schedule.cell_manifest import stopped_cases
+from labkit.experiment.schedule.design_change_check import refuse_changes, refuse_links
 from labkit.machine.worker_environment import core_count
 from labkit.records import RecordError, describe_last_session
 

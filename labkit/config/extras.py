@@ -1,4 +1,4 @@
-"""What labkit is called on the package index, and the extras that only some commands need."""
+"""labkit's optional pip extras: whether their packages are installed, and how to install them."""
 
 from __future__ import annotations
 

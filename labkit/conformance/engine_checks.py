@@ -12,7 +12,8 @@ from labkit.config import ConfigError, count_text
 from labkit.conformance.contract import Check, Compose, demand
 from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
 from labkit.engine.prefix_cache import eviction
-from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.request import Request, RequestState
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduling_policies import QueuePolicy
 
 # Token ids that every vocabulary has; the prompts have different lengths.

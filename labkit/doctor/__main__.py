@@ -32,6 +32,7 @@ from labkit.machine.cache_entries import CacheError
 from labkit.machine.facts import machine_snapshot, memory_capacity, wired_advice
 from labkit.machine.facts.best_effort import collect
 from labkit.machine.facts.operating_system_protocol import operating_system
+from labkit.machine.facts.simulated_macs import simulated_mac
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,7 +120,7 @@ def _console(stream: Any) -> Console:
 
 
 def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
-    machine = memory_capacity.simulated_mac(name)
+    machine = simulated_mac(name)
     lines, ceilings = terminal_screen.simulated_lines(machine), budget_ceilings(machine, fraction)
     terminal_screen.show(console, f"{name} (simulated)", lines, ceilings, machine)
     _show_advice(console, machine, fraction)

@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes, and what changes of it can bring at most.
+"""The profile of an engine: the time of each part of its steps, and bounds on what changes gain.
 
 Short processes serve requests as a study does, with turns with clocks after the measurement. Every
 share is a mean over processes with its 95 % interval. The largest gains are bounds, not forecasts:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
     from labkit.engine.llm import LLM
     from labkit.engine.output_processor import RequestOutput
-    from labkit.engine.request import Request, SamplingParams
+    from labkit.engine.request import Request
+    from labkit.engine.sampling.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -31,7 +32,7 @@ _MODULE_OF = {
     "InferenceEngine": "engine_protocol",
     "Request": "request",
     "RequestOutput": "output_processor",
-    "SamplingParams": "request",
+    "SamplingParams": "sampling.sampling_params",
     "TokenEvent": "engine_protocol",
     "create": "engine_factory",
 }

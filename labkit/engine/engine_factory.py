@@ -1,4 +1,4 @@
-"""Create an engine from a config and a model directory, and run its self-test."""
+"""Create an engine from a config: labkit's, with its self-test, mlx_lm's, a server or a class."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ from labkit.engine.model import compute_dtype
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner, create_launcher
+from labkit.engine.runner.model_runner import ModelRunner, PerRequestRunner
 from labkit.engine.runner.shared_models import PreparedModel, SharedModels
+from labkit.engine.runner.step_launchers import create_launcher
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 from labkit.machine.facts import memory_capacity, wired_advice
+from labkit.machine.facts.simulated_macs import find_profile
 
 if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring
@@ -112,7 +114,7 @@ def _create_own(
             "requests need a prefill; set another resolver"
         )
     KVCacheFactory(options)  # raises now rather than after the model is loaded
-    machine = memory_capacity.find_profile(options.budget.machine)
+    machine = find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
     prepared = models.prepare(
         model_dir,
@@ -286,7 +288,7 @@ def _check_preconditions(options: config.Engine) -> None:
     """Check the wired collector and MLX's variables (``EngineError``); set MLX's cache limit."""
     demanded = options.budget.wired_collector
     if demanded is not config.WiredCollector.any:
-        machine = memory_capacity.find_profile(options.budget.machine)
+        machine = find_profile(options.budget.machine)
         reason = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
         hint = "" if machine.wired is not None else "; set engine.budget.machine to a simulated Mac"
         if reason is not None:

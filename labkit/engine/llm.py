@@ -23,7 +23,8 @@ from labkit.config import option_index
 from labkit.engine.engine_factory import create
 from labkit.engine.engine_protocol import EngineError, PromptLogprobs
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
-from labkit.engine.request import Request, SamplingParams, as_integers
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams, as_integers
 from labkit.machine import worker_environment
 from labkit.models import model_json
 from labkit.models.tokenizer import Tokenizer

@@ -38,7 +38,8 @@ from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
-from labkit.engine.runner.model_runner import RunModel, StepLauncher
+from labkit.engine.runner.model_runner import RunModel
+from labkit.engine.runner.step_launchers import StepLauncher
 from labkit.engine.sampling import sampler
 from labkit.engine.sampling.prompt_logprobs import ScoredPart, score_step
 from labkit.engine.sampling.sampler import Sampled

@@ -1,4 +1,4 @@
-"""A cell: one ablation on one workload with one design, and the files in its folder."""
+"""A cell before analysis: the arms of one comparison, its design, its plan of blocks, its files."""
 
 from __future__ import annotations
 

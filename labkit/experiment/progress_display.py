@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from labkit.analysis.number_format import join_names
+from labkit.analysis.text_format import join_names
 from labkit.config import count_text
 from labkit.experiment.permuted_blocks import Run
 from labkit.records import Record

@@ -1,4 +1,4 @@
-"""The number of threads of the OpenBLAS that NumPy ships."""
+"""Run NumPy's own OpenBLAS on one thread within a ``with`` block."""
 
 from __future__ import annotations
 

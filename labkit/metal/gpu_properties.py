@@ -1,4 +1,4 @@
-"""The sizes of a GPU that the kernels depend on, read from the GPU itself."""
+"""A GPU's cores, simdgroup width, threads and memory of a threadgroup (Metal, CUDA, emulated)."""
 
 from __future__ import annotations
 

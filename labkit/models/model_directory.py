@@ -13,6 +13,7 @@ from labkit.config import ConfigError, PackagedFile, require
 from labkit.config.extras import require_packages
 from labkit.machine import cache_entries, file_digest
 from labkit.models import model_json, safetensors_header
+from labkit.models.eos_token_ids import read_eos_token_ids
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -96,7 +97,7 @@ def inspect(path: Path, *, name: str, option: str) -> ModelDir:
         digest=_directory_digest(path, weights, option),
         name=name,
         vocab_size=_vocab_size(path, text_config, option),
-        eos_token_ids=model_json.read_eos_token_ids(path, option),
+        eos_token_ids=read_eos_token_ids(path, option),
         max_context=model_json.max_context(config),
     )
 

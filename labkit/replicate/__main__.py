@@ -169,7 +169,8 @@ def _ready(
 
 def _open(path: Path, out: Path) -> AuthorsStudy:
     from labkit.analysis.studies.replication import forecast_lines
-    from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
+    from labkit.analysis.studies.study_analysis import AnalysisCache
+    from labkit.analysis.studies.study_discovery import cell_dirs
 
     if not path.exists():
         raise RecordError(f"{path}: no such file or folder")

@@ -14,7 +14,8 @@ from labkit.config import ConfigError
 from labkit.engine.engine_protocol import InferenceEngine, LengthLimited
 from labkit.engine.llm import defer_sigint
 from labkit.engine.output_processor import OutputProcessor
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.models.tokenizer import Tokenizer
 
 PROMPT = "> "

@@ -1,7 +1,8 @@
-"""Processes that do what the server can neither interrupt nor trust, and that it can kill.
+"""A pool of worker processes for untrusted or unbounded tasks, which are killed past a limit.
 
-A process starts when it is first needed. It is killed if a task exceeds a limit, or if the client
-whose task it does disconnects. The next task then starts another process.
+Such tasks are chat templates and grammars. A process starts when it is first needed. It is killed
+if a task exceeds a limit, or if the client whose task it does disconnects. The next task then
+starts another process.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from labkit.config import ConfigError, Experiment, KVLayout, require
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget.required_kv_slots import slots_for
-from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.simulated_macs import find_profile
 from labkit.records import CaseRecord, Metric
 from labkit.records.metric_registry import measured
 from labkit.workload.requests.request_workload_kind import footprint
@@ -51,7 +51,7 @@ def claim(experiment: Experiment) -> Claim:
             f"workload.kind=headroom: the KV memory of engine={engine.name} with "
             f"model={experiment.model.name} cannot be planned; choose another engine or model"
         )
-    total = memory_capacity.find_profile(engine.budget.machine).total
+    total = find_profile(engine.budget.machine).total
     if engine.kv.layout is KVLayout.paged:
         taken = sum(part.bytes for part in planned.parts)
         tokens = (planned.full_blocks - 1) * engine.kv.block_size

@@ -1,25 +1,18 @@
-"""A tokenised prompt, which is one request of a workload, and the cache of prompts.
-
-The cache passes the prompts from the parent to the workers.
-"""
+"""A tokenised prompt, one request of a workload; the number, seed and lengths of prompts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from labkit.config import Experiment, LengthKind, Lengths, require
-from labkit.machine import cache_entries
 
 T = TypeVar("T")
-FORMAT = 7  # version of the cached file's format and of its generation; part of the cache key
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +51,6 @@ def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests
         f"workload.num_requests={count}: {name} has only {len(items)} {what}",
     )
     return items[:count]
-
-
-def prompt_key(identity: Mapping[str, Any]) -> str:
-    """Return the cache key of a set of prompts; ``identity``: all that determines the prompts."""
-    text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
-    """Return the prompts stored under ``key`` in the cache, or make and store them.
-
-    Raises ``CacheError`` if the cache folder cannot be written.
-    """
-    path = cache_entries.root() / "workloads" / f"{key}.json"
-    try:
-        return _decode(path.read_bytes())
-    except FileNotFoundError:
-        pass
-    except (ValueError, KeyError, TypeError):  # foreign or damaged: it is only a cache
-        path.unlink(missing_ok=True)
-    prompts = make()
-    cache_entries.write_file(path, _encode(prompts))
-    return prompts
-
-
-def _encode(prompts: tuple[Prompt, ...]) -> bytes:
-    requests = [{f.name: getattr(one, f.name) for f in fields(Prompt)} for one in prompts]
-    return json.dumps({"requests": requests}, separators=(",", ":")).encode()
-
-
-def _decode(data: bytes) -> tuple[Prompt, ...]:
-    return tuple(
-        Prompt(
-            **{
-                **item,
-                "token_ids": tuple(item["token_ids"]),
-                "messages": None if item["messages"] is None else tuple(item["messages"]),
-            }
-        )
-        for item in json.loads(data)["requests"]
-    )
 
 
 def prompts_seed(experiment: Experiment) -> int:

@@ -31,7 +31,7 @@ from labkit.engine.memory_budget import BudgetRefusal, budget_decision, plan
 from labkit.engine.memory_budget.required_kv_slots import slots_for
 from labkit.kernel_constants import BQ
 from labkit.machine.facts.macos import WiredSettings
-from labkit.machine.facts.memory_capacity import SIMULATED_MACS, simulated_mac
+from labkit.machine.facts.simulated_macs import SIMULATED_MACS, simulated_mac
 from labkit.machine.facts.wired_advice import advise
 from labkit.workload.video import clip_synthesis, frame_selection
 

@@ -18,10 +18,11 @@ from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.recurrent_states.state_memory import StateMemory
 from labkit.engine.recurrent_states.state_slots import StateSlotManager
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder, staircase, window
-from labkit.engine.runner.model_runner import create_launcher
+from labkit.engine.runner.step_launchers import create_launcher
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.config import Model, ModelShape
 from labkit.engine import LLM, SamplingParams
-from labkit.engine.request import SamplingError
+from labkit.engine.sampling.sampling_params import SamplingError
 
 STRATEGIES = {
     "overlap": {"pipeline": "overlap"},

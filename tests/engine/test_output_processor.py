@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, TokenEvent
 from labkit.engine.output_processor import OutputProcessor
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 
 class Bytes:

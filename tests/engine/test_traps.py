@@ -10,7 +10,8 @@ from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 CACHES = [kind.value for kind in config.PrefixCache]
 OPTIMISTIC = {"reservation": config.Reservation.optimistic, "watermark": 0}

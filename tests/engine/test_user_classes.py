@@ -11,7 +11,8 @@ from stub_engine import make_engine, request, run, solo
 from labkit import config
 from labkit.engine import attention, create, user_classes
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.user_classes import UserClassError
 
 MODULE = """

@@ -18,8 +18,8 @@ from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.schedule import blocks_per_cell, cell_runner, rounds_per_block
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
-from labkit.experiment.schedule.cell_manifest import refuse_changes
 from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.schedule.design_change_check import refuse_changes
 from labkit.experiment.schedule.time_allocation import CasePilot, CellPilot
 from labkit.records import CaseRecord, Metric, read_cell, read_runs
 

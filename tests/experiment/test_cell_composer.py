@@ -12,7 +12,8 @@ from labkit.config import ConfigError, DType, Model, extras
 from labkit.experiment.compose import cell_composer
 from labkit.experiment.compose.cell_composer import obstacles, to_cell
 from labkit.experiment.schedule.blocks_per_cell import with_allocation
-from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.design_change_check import refuse_changes
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):

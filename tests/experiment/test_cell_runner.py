@@ -19,8 +19,9 @@ from labkit.experiment.launch import child_process, failed_run_records
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
-from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.cell_runner import run_cell, unfinished
+from labkit.experiment.schedule.design_change_check import refuse_changes
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.machine.facts import code_revision, machine_snapshot
 from labkit.records import (

@@ -13,11 +13,8 @@ from labkit.cli import hydra_arguments, study_composer
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.input_digests import PACKAGE, input_digests, named_as_begun
-from labkit.experiment.schedule.cell_manifest import (
-    refuse_changed_inputs,
-    refuse_changes,
-    write_manifest,
-)
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.design_change_check import refuse_changed_inputs, refuse_changes
 from labkit.records import DIGESTS_FILE, Arm, RecordError, read_arms
 from labkit.replicate.authors_question import AuthorsCell, ReaderOptions
 

@@ -27,7 +27,8 @@ from labkit.experiment.launch.python_environment import (
     default_options,
     known_options,
 )
-from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.design_change_check import refuse_changes
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.machine import package_installer
 from labkit.machine.facts import code_revision

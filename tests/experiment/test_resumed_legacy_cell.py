@@ -8,7 +8,8 @@ import pytest
 from labkit.config import ConfigError, Design, Isolation, PlannedLook
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.resumed_legacy_cell import as_begun
-from labkit.experiment.schedule.cell_manifest import refuse_changes, write_manifest
+from labkit.experiment.schedule.cell_manifest import write_manifest
+from labkit.experiment.schedule.design_change_check import refuse_changes
 from labkit.records import read_cell
 
 PROCESS, TURNS = Isolation.process, Isolation.in_process

@@ -1,4 +1,4 @@
-"""Memory: macOS sysctls, simulated Macs, this machine, and this process."""
+"""Memory: macOS sysctls, this machine, and this process."""
 
 import subprocess
 import sys
@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from labkit import config
 from labkit.machine.facts import macos, memory_capacity, wired_advice
 from labkit.machine.facts.macos import WiredSettings
-from labkit.machine.facts.memory_capacity import GIB, MIB, MemoryProfile
+from labkit.machine.facts.memory_capacity import GIB, MemoryProfile
+from labkit.machine.facts.simulated_macs import find_profile, simulated_mac
 
 # --------------------------------------------------------------------------- macOS
 
@@ -72,32 +72,8 @@ def test_a_real_mac_reports_its_working_set():
 # --------------------------------------------------------------------------- machines
 
 
-def test_the_schema_lists_the_simulated_machines():
-    assert tuple(memory_capacity.SIMULATED_MACS) == config.SIMULATED_MAC_NAMES
-
-
-@pytest.mark.parametrize(
-    ("name", "ram_gib", "working_set_mib", "free_gib"),
-    [
-        ("sim_m1_8gb", 8, 5461, 5),
-        ("sim_m1_pro_16gb", 16, 10922, 12),
-        ("sim_m1_pro_32gb", 32, 21845, 24),
-        ("sim_m3_pro_36gb", 36, 27648, 27),
-        ("sim_m1_max_64gb", 64, 49152, 52),
-        ("sim_m2_max_96gb", 96, 73728, 84),
-        ("sim_m5_max_128gb", 128, 110100, 116),
-        ("sim_m3_ultra_512gb", 512, 393216, 500),
-    ],
-)
-def test_simulated_machines(name, ram_gib, working_set_mib, free_gib):
-    machine = memory_capacity.find_profile(name)
-    assert machine.total == ram_gib * GIB and machine.available == free_gib * GIB
-    assert machine.working_set // MIB == working_set_mib
-    assert machine.is_simulated and machine.metal and machine.slack == 0
-
-
 def test_this_machine():
-    machine = memory_capacity.find_profile(None)
+    machine = find_profile(None)
     assert not machine.is_simulated
     assert 0 < machine.available <= machine.total <= memory_capacity.operating_system().memory()[0]
     assert machine.slack > 0
@@ -116,7 +92,7 @@ def test_inconsistent_sizes_are_refused(numbers):
 
 
 def test_a_budget_above_the_working_set_gets_advice():
-    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
+    machine = simulated_mac("sim_m1_pro_32gb")
     limit, collector = wired_advice.advise(machine, 26 * GIB)
     assert limit.command == "sudo sysctl iogpu.wired_limit_mb=26624"
     assert "21.3 GiB" in limit.finding and "6.0 GiB" in limit.risk
@@ -125,7 +101,7 @@ def test_a_budget_above_the_working_set_gets_advice():
 
 
 def test_no_advice_without_an_obstacle():
-    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
+    machine = simulated_mac("sim_m1_pro_32gb")
     (only,) = wired_advice.advise(machine, 20 * GIB)
     assert "collector" in only.command
     off = MemoryProfile(
@@ -137,7 +113,7 @@ def test_no_advice_without_an_obstacle():
 
 
 def test_no_advice_helps_where_more_is_needed_than_the_machine_has():
-    machine = memory_capacity.simulated_mac("sim_m1_pro_32gb")
+    machine = simulated_mac("sim_m1_pro_32gb")
     limit, _ = wired_advice.advise(machine, 32 * GIB)
     assert "0.0 GiB" in limit.risk
     assert wired_advice.advise(machine, 32 * GIB + 1) == ()

@@ -15,7 +15,7 @@ from labkit.engine import create
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine.facts import wired_advice
 from labkit.machine.facts.macos import WiredSettings
-from labkit.machine.facts.memory_capacity import simulated_mac
+from labkit.machine.facts.simulated_macs import simulated_mac
 
 DEMANDS = config.WiredCollector
 

@@ -23,7 +23,8 @@ from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article_rendering import table_archives
 from labkit.analysis.pages.replication_page import write_replication
 from labkit.analysis.studies.replication import forecast_lines, replication_of
-from labkit.analysis.studies.study_analysis import AnalysisCache, cell_dirs
+from labkit.analysis.studies.study_analysis import AnalysisCache
+from labkit.analysis.studies.study_discovery import cell_dirs
 from labkit.cli import hydra_arguments, run_study, study_composer, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError, Redo, to_plain

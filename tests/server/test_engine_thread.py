@@ -15,7 +15,8 @@ from in_process import get, run_scenario
 
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError, KVBytes, TokenEvent
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.server.generation import engine_thread, service
 from labkit.server.generation.engine_thread import EngineThread, warm_up
 from labkit.server.generation.service import Service

@@ -12,7 +12,8 @@ from labkit import config
 from labkit.engine import openai
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai.server_process import ServerProcess
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 SENTENCE = "the river runs past the old mill and the clock on its wall. " * 4
 BLOCK = 16

@@ -3,7 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.server.generation import prometheus_metrics
 from labkit.server.generation.api_generation import RequestTimestamps
 from labkit.server.generation.engine_thread import EngineStep

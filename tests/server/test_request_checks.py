@@ -13,8 +13,8 @@ pytest.importorskip("msgspec")
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.models.tokenizer import LONG_TEXT
-from labkit.server.apis import generated_choice
-from labkit.server.apis.generated_choice import GeneratedChoice, build_body, token_logprob, usage
+from labkit.server.apis import generated_choice, response_logprobs
+from labkit.server.apis.generated_choice import GeneratedChoice, build_body, usage
 from labkit.server.apis.request_checks import (
     MAX_LOGIT_BIASES,
     check_free_length,
@@ -25,6 +25,7 @@ from labkit.server.apis.request_checks import (
     num_choices,
     to_params,
 )
+from labkit.server.apis.response_logprobs import token_logprob
 from labkit.server.generation.api_generation import TokenOutput
 from labkit.server.generation.prompt_encoding import check_contents, is_long, resolve_max_tokens
 from labkit.server.generation.service import Service
@@ -182,14 +183,14 @@ def test_ids_are_below_the_vocabulary_s_size():
 
 
 def test_log_probabilities_of_prompts_are_counted(monkeypatch):
-    monkeypatch.setattr(generated_choice, "MAX_LOGPROBS_PER_RESPONSE", 30)
-    check = generated_choice.check_prompt_logprobs
+    monkeypatch.setattr(response_logprobs, "MAX_LOGPROBS_PER_RESPONSE", 30)
+    check = response_logprobs.check_prompt_logprobs
     assert refused(check, [[1, 2], [3]], 2, 4) is None  # 3 tokens, 2 choices, 5 each
     assert refused(check, [[1, 2], [3]], 2, 5) == (400, "prompt")
     assert refused(check, [[1] * 99], 9, None) is None and refused(check, [[1] * 31], 1, 0)
     with pytest.raises(ApiError, match="no log probabilities of the prompt"):
-        generated_choice.prompt_logprobs_by_token(None, [1, 2], 0)
-    assert generated_choice.prompt_logprobs_by_token(None, [1], 0) == [None]
+        response_logprobs.prompt_logprobs_by_token(None, [1, 2], 0)
+    assert response_logprobs.prompt_logprobs_by_token(None, [1], 0) == [None]
 
 
 def test_log_probabilities_of_outputs_are_counted(monkeypatch):

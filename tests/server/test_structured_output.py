@@ -7,7 +7,7 @@ import numpy as np
 import openai
 import pytest
 
-from labkit.engine.request import SamplingError
+from labkit.engine.sampling.sampling_params import SamplingError
 from labkit.models import tokenizer as tokenizers
 from labkit.server.constraints.grammar_compiler import GrammarCompiler, GrammarSource
 from labkit.server.constraints.structured_output import GrammarConstraint

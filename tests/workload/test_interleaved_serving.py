@@ -13,11 +13,12 @@ from serving_stubs import Clock, ServerStub, StubEngine
 
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import NO_TOKEN, StreamEvent
+from labkit.workload.arm_clocks import ArmClock, LiveClock
 from labkit.workload.requests import interleaved_serving_arms
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
-from labkit.workload.turn_order import ArmClock, LiveClock, RandomTurnOrder
+from labkit.workload.turn_order import RandomTurnOrder
 from labkit.workload.workload_protocols import InvalidOutput
 
 PROMPTS = [Prompt(f"r{i}", (1, 2, 3), 20 + 7 * (i % 5)) for i in range(12)]

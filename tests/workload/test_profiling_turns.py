@@ -12,11 +12,12 @@ from labkit.analysis.comparison.arm_comparison import DecisionCriteria
 from labkit.analysis.comparison.step_parts import divide_time
 from labkit.config import Workload
 from labkit.records import Arm, Record
+from labkit.workload.arm_clocks import ArmClock
 from labkit.workload.requests import interleaved_serving_arms, profiling_turns
 from labkit.workload.requests.interleaved_serving_arms import InterleavedServing, ServingArm
 from labkit.workload.requests.serving_session import ServingSession
 from labkit.workload.tokenized_prompt import Prompt
-from labkit.workload.turn_order import ArmClock, RandomTurnOrder
+from labkit.workload.turn_order import RandomTurnOrder
 
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from stub_engine import make_engine

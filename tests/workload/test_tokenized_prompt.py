@@ -14,7 +14,7 @@ from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.engine import user_classes
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.workload import tokenized_prompt
+from labkit.workload import prompt_cache
 from labkit.workload.requests import request_workload_kind
 from labkit.workload.requests.request_workload_kind import RequestKind
 from labkit.workload.sources import packaged_texts, source_of
@@ -138,7 +138,7 @@ class CountingSource:
 @pytest.fixture
 def workload_cache(tmp_path, monkeypatch):
     """An empty place for prompts, with the shared model cache left where it is."""
-    monkeypatch.setattr(tokenized_prompt.cache_entries, "root", lambda: tmp_path)
+    monkeypatch.setattr(prompt_cache.cache_entries, "root", lambda: tmp_path)
     return tmp_path / "workloads"
 
 
@@ -220,19 +220,6 @@ def test_prompts_of_an_installed_class_are_those_of_its_version(monkeypatch):
         monkeypatch.setattr(user_classes, "installed_versions", lambda module, v=versions: v)
         identities.append(request_workload_kind._class_identity("json:Kind"))
     assert identities[0] != identities[1] and "plug-in" in str(identities[0])
-
-
-@pytest.mark.parametrize("damage", [b"", b'{"requests": [{"id": "r0"}]}', b'{"requests": 3}'])
-def test_a_damaged_cache_file_is_made_again(workload_cache, damage):
-    def make():
-        return (Prompt("r0", (1, 2), 3),)
-
-    key = tokenized_prompt.prompt_key({"a": 1})
-    tokenized_prompt.cached_prompts(key, make)
-    path = workload_cache / f"{key}.json"
-    path.write_bytes(damage)
-    assert tokenized_prompt.cached_prompts(key, make) == make()
-    assert json.loads(path.read_bytes())["requests"][0]["token_ids"] == [1, 2]
 
 
 RAGGED = {

@@ -1,4 +1,4 @@
-"""The order of turns (drawn evenly, balanced, as in committed studies) and live clocks."""
+"""The order of turns: drawn evenly, balanced, as in committed studies."""
 
 import itertools
 import random
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from labkit.workload.turn_order import LiveClock, Part, RandomTurnOrder, spread_rounds
+from labkit.workload.turn_order import Part, RandomTurnOrder, spread_rounds
 
 ARMS = (0, 3, 5)
 DRAWS = 1_200  # of the six orders of three arms: 200 each, standard deviation 13
@@ -87,37 +87,3 @@ def test_slices_go_on_until_no_arm_is_unfinished():
     given = given_slices(1, left)
     assert left == {0: 0, 1: 0} and sorted(given) == [0, 0, 0, 1]
     assert set(given[:2]) == {0, 1}
-
-
-class Machine:
-    """The machine's clock, and the seconds for which a process has been stopped."""
-
-    now, stopped = 10.0, 0.0
-
-    def stop(self, seconds):
-        self.now += seconds
-        self.stopped += seconds
-
-
-def test_a_live_clock_stands_still_while_its_process_is_stopped():
-    machine = Machine()
-    clock = LiveClock(lambda: machine.stopped, lambda: machine.now)
-    with clock.running():
-        machine.now += 1.0
-    machine.stop(5.0)
-    machine.now += 0.5  # nothing has the turn, but the process runs
-    with clock.running():
-        assert clock() == 11.5
-
-
-def test_a_stop_in_the_middle_of_a_read_is_not_counted():
-    machine, reads = Machine(), []
-
-    def now():
-        reads.append(machine.now)
-        if len(reads) == 1:
-            machine.stop(60.0)
-        return machine.now
-
-    assert LiveClock(lambda: machine.stopped, now)() == 10.0
-    assert len(reads) == 2

@@ -14,9 +14,10 @@ from labkit.engine.kv_cache_interface import KVCache, KVCacheManager
 from labkit.engine.kv_layout import contiguous, padded
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 

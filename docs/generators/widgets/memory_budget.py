@@ -15,7 +15,8 @@ from labkit.engine.memory_budget.budget_policies import (
     MIN_HEADROOM_BYTES,
     SMALL_MACHINE_BYTES,
 )
-from labkit.machine.facts.memory_capacity import SIMULATED_MACS, MemoryProfile, simulated_mac
+from labkit.machine.facts.memory_capacity import MemoryProfile
+from labkit.machine.facts.simulated_macs import SIMULATED_MACS, simulated_mac
 from labkit.machine.facts.wired_advice import COLLECTOR_OFF, RESET_NOTE
 
 POLICIES = (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)

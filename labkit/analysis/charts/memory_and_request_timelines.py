@@ -20,7 +20,8 @@ from labkit.analysis.document.report_parts import (
     section,
 )
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.number_format import slug, value_text
+from labkit.analysis.number_format import value_text
+from labkit.analysis.text_format import slug
 from labkit.records import Record
 from labkit.records.record_notes_schema import RequestNote
 

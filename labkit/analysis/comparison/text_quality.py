@@ -1,7 +1,8 @@
-"""The quality of every arm of a scoring workload, compared with the baseline, with intervals.
+"""Perplexity, KL divergence and top-1 agreement of scored arms against the baseline.
 
-Each window of text is one sample, because the positions of one window are not independent.
-Neighbouring windows of a text may depend on each other too (``statistics.block_jackknife``).
+In their intervals, each window of text is one sample, because the positions of one window are not
+independent. Neighbouring windows of a text may depend on each other too
+(``statistics.block_jackknife``).
 """
 
 from __future__ import annotations

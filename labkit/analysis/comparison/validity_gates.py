@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analysis.comparison import server_arm_checks
+from labkit.analysis.comparison import client_lateness
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.comparison.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.comparison.served_requests import unserved_errors
@@ -103,8 +103,8 @@ def machine_failures(records: Sequence[Record], across_hosts: bool) -> Iterator[
         if growth > SWAP_GROWTH_BYTES:
             reason = f"{record.run}: swap grew by {growth / 2**20:.0f} MiB during the run"
             yield reason, f"swap grew in {record.run}"
-    for record in server_arm_checks.often_late_runs(records):
-        for late in server_arm_checks.lateness_errors(record):
+    for record in client_lateness.often_late_runs(records):
+        for late in client_lateness.lateness_errors(record):
             yield f"{record.run}: {late}", f"the client was late in {record.run}"
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:

@@ -20,7 +20,7 @@ from labkit.analysis.findings.next_command import NextCommand, next_command
 from labkit.analysis.findings.output_quality_sentences import PickedFrames, picked_frames
 from labkit.analysis.model.cell_model import ArmQuality, BestInRow
 from labkit.analysis.model.result_row import Comparison, Row
-from labkit.analysis.number_format import join_names
+from labkit.analysis.text_format import join_names
 from labkit.records.metric_registry import OUTPUTS, MetricDefinition
 
 if TYPE_CHECKING:

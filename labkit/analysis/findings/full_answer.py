@@ -39,7 +39,8 @@ from labkit.analysis.findings.output_quality_sentences import (
 from labkit.analysis.findings.verdict_sentences import as_measured_text
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.model.result_row import row_name
-from labkit.analysis.number_format import bound_text, join_names, magnitude_text
+from labkit.analysis.number_format import bound_text, magnitude_text
+from labkit.analysis.text_format import join_names
 from labkit.config import count_text
 
 MAX_NAMED_ROWS = 3  # if there are more rows, their number and the extremes are given

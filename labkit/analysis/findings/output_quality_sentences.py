@@ -1,4 +1,4 @@
-"""What arms' outputs are worth: equality, quality of predictions and its change, video frames."""
+"""Sentences on arms' outputs: equality, quality of predictions and its change, video frames."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from labkit.analysis.comparison.text_quality import ScoredWindows, scored_windows
 from labkit.analysis.model.cell_model import ArmQuality
-from labkit.analysis.number_format import join_names, share_pct_text, significant_text, value_text
+from labkit.analysis.number_format import share_pct_text, significant_text, value_text
 from labkit.analysis.statistics.text_window_intervals import Interval, block_jackknife
+from labkit.analysis.text_format import join_names
 from labkit.records import Record
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from labkit.analysis.model.result_row import Comparison, Row
 from labkit.analysis.number_format import (
     MINUS,
     interval_text,
-    markdown_text,
     p_text,
     signed_text,
     significant_text,
     unit_name,
     value_text,
 )
+from labkit.analysis.text_format import markdown_text
 from labkit.config import require
 
 

@@ -40,7 +40,8 @@ from labkit.analysis.findings.effect_wording import (
     sizes_text,
 )
 from labkit.analysis.findings.output_quality_sentences import outputs_wordings, worth_clauses
-from labkit.analysis.number_format import bound_text, join_names, magnitude_text, scaled, unit_name
+from labkit.analysis.number_format import bound_text, magnitude_text, scaled, unit_name
+from labkit.analysis.text_format import join_names
 from labkit.config import count_text
 
 MAX_WORDS = 20

@@ -21,9 +21,9 @@ from labkit.analysis.model.result_row import (
     row_name,
 )
 from labkit.analysis.model.step_part_times import TimeDivision
-from labkit.analysis.number_format import slug
 from labkit.analysis.statistics.interim_analysis import InterimLook, parse_looks
 from labkit.analysis.statistics.text_window_intervals import CONFIDENCE, Interval
+from labkit.analysis.text_format import slug
 from labkit.records import SCHEMA_VERSION, parse_run_name
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 

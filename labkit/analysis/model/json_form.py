@@ -1,7 +1,8 @@
-"""The JSON form of frozen dataclasses: their fields in order, read back by their types.
+"""Read and write frozen dataclasses as JSON, by their field types.
 
-A field declared with :func:`absent` has no key in the file while it is None. A class whose
-fields do not stand for keys defines ``to_json`` and ``from_json`` itself.
+A dataclass is an object of its fields in order. A field declared with :func:`absent` has no key in
+the file while it is None. A class whose fields do not stand for keys defines ``to_json`` and
+``from_json`` itself.
 """
 
 from __future__ import annotations

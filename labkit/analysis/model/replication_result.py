@@ -9,8 +9,8 @@ from typing import Any
 
 from labkit.analysis.model.json_form import fields_to_json, from_json
 from labkit.analysis.model.result_row import EffectInPercent
-from labkit.analysis.number_format import machine_words
 from labkit.analysis.statistics.replication_test import ReplicationWord
+from labkit.analysis.text_format import machine_words
 from labkit.records import RecordError, StudyPath, read_json
 
 

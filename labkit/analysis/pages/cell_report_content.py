@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.analysis.charts.html_interval_bars import card_bars
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.server_arm_checks import lateness_errors
+from labkit.analysis.comparison.client_lateness import lateness_errors
 from labkit.analysis.document import svg_chart_renderer
 from labkit.analysis.document.report_parts import CellSource
 from labkit.analysis.document.svg_chart_renderer import arm_classes
@@ -19,7 +19,6 @@ from labkit.analysis.findings.answer_data import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import control_sentence, summary_verdict
-from labkit.analysis.number_format import machine_words
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.robustness.caveats import machine_states, ranked_caveats
 from labkit.analysis.robustness.disturbed_runs import CLIENT_RULE, RULES, disturbed_blocks
@@ -31,6 +30,7 @@ from labkit.analysis.robustness.sensitivity_analysis import (
 )
 from labkit.analysis.tables.results_table import ResultLine, results_table
 from labkit.analysis.tables.sweep_tables import Values, settings_table
+from labkit.analysis.text_format import machine_words
 from labkit.config import count_text
 from labkit.records import Arm, Record
 

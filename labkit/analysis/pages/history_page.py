@@ -17,7 +17,7 @@ from labkit.analysis.document.svg_chart_renderer import chart_svg
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.effect_wording import amount_text, effect_phrase
 from labkit.analysis.findings.short_answer import capitalised
-from labkit.analysis.number_format import p_text, percent_text, scaled, slug, unit_name, value_text
+from labkit.analysis.number_format import p_text, percent_text, scaled, unit_name, value_text
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.studies.metric_history import (
@@ -26,6 +26,7 @@ from labkit.analysis.studies.metric_history import (
     SeriesChange,
     metric_history,
 )
+from labkit.analysis.text_format import slug
 from labkit.config import count_text
 from labkit.records.metric_registry import MetricDefinition, metric_definition
 

@@ -20,7 +20,7 @@ from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.pages.study_overview import gates_text
 from labkit.analysis.studies.cell_summary import cell_summary
-from labkit.analysis.studies.study_analysis import cell_dirs, listed_studies
+from labkit.analysis.studies.study_discovery import cell_dirs, listed_studies
 from labkit.config import count_text
 from labkit.records import (
     OLDER_VERDICTS,

@@ -14,12 +14,12 @@ from labkit.analysis.document.report_parts import (
     TablePart,
 )
 from labkit.analysis.document.table_model import Column, Table
-from labkit.analysis.number_format import markdown_text
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_headings
 from labkit.analysis.studies.study_answer import study_answer, study_question
+from labkit.analysis.text_format import markdown_text
 
 
 def markdown_table(table: Table[Any]) -> str:

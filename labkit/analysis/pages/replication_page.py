@@ -26,7 +26,7 @@ from labkit.analysis.pages.article_rendering import html
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import write_text
 from labkit.analysis.statistics.replication_test import ReplicationWord
-from labkit.analysis.studies.study_analysis import is_cell, study_dirs
+from labkit.analysis.studies.study_discovery import is_cell, study_dirs
 from labkit.config import count_text
 from labkit.records import RecordError, write_json
 

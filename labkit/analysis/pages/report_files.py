@@ -23,7 +23,6 @@ from labkit.analysis.exports.tool_exports import (
     vllm,
 )
 from labkit.analysis.model.study_model import Study
-from labkit.analysis.number_format import slug
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.html_report import cell_html, overview_html, study_html
 from labkit.analysis.pages.markdown_report import markdown_table, study_markdown
@@ -39,10 +38,11 @@ from labkit.analysis.studies.cell_summary import (
 from labkit.analysis.studies.study_analysis import (
     MAX_RECORDS,
     AnalysisCache,
-    cell_dirs,
     study_name,
     summarise_study,
 )
+from labkit.analysis.studies.study_discovery import cell_dirs
+from labkit.analysis.text_format import slug
 from labkit.records import (
     ArchivePath,
     RecordError,

@@ -35,7 +35,7 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.findings.output_quality_sentences import quality_phrases
 from labkit.analysis.findings.verdict_sentences import verdict_sentences
 from labkit.analysis.model.cell_model import Cell
-from labkit.analysis.number_format import distinct_slugs, interval_text, p_text, percent_text
+from labkit.analysis.number_format import interval_text, p_text, percent_text
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
 from labkit.analysis.tables.counter_tables import WORK_SECTIONS
@@ -54,6 +54,7 @@ from labkit.analysis.tables.validity_tables import (
     runs_section,
 )
 from labkit.analysis.tables.video_tables import VIDEO_SECTIONS
+from labkit.analysis.text_format import distinct_slugs
 from labkit.config import count_text
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.comparison import server_arm_checks
+from labkit.analysis.comparison import server_caveats
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.served_requests import sustained, traffic_notes
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.analysis.number_format import join_names, p_text
+from labkit.analysis.number_format import p_text
 from labkit.analysis.robustness.disturbed_runs import (
     clock_mhz,
     group_by_host,
@@ -33,6 +33,7 @@ from labkit.analysis.robustness.host_groups import hosts_sentence, on_same_machi
 from labkit.analysis.robustness.isolation_agreement import isolation_agreements
 from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
+from labkit.analysis.text_format import join_names
 from labkit.config import count_text
 from labkit.records import Record, describe_last_session
 
@@ -66,7 +67,7 @@ def ranked_caveats(analysis: CellAnalysis) -> RankedCaveats:
         *_unserved(analysis),
         *_unsustained(analysis),
         *_p99_of_few(analysis),
-        *server_arm_checks.caveats(data.records),
+        *server_caveats.caveats(data.records),
         *(line for one in rates for line in one.impossible_counts()),
         *_emulated(analysis),
         *_machines(analysis, _machine_changes),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from labkit.analysis.comparison.server_arm_checks import lateness_errors
+from labkit.analysis.comparison.client_lateness import lateness_errors
 from labkit.records import Record
 
 MAX_PROBE_RATIO = 1.10  # times the study's median

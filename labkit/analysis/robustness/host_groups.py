@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.model.result_row import row_name
-from labkit.analysis.number_format import machine_words, percent_text
+from labkit.analysis.number_format import percent_text
 from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
+from labkit.analysis.text_format import machine_words
 
 ANY_HOST = "any host (design.across_hosts=true)"
 

@@ -23,7 +23,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, probe_values, run_value
 from labkit.analysis.statistics.change_points import change_points, fewest_values
 from labkit.analysis.studies.data_frames import config_options
-from labkit.analysis.studies.study_analysis import cell_dirs, listed_studies
+from labkit.analysis.studies.study_discovery import cell_dirs, listed_studies
 from labkit.config.option_index import did_you_mean
 from labkit.records import MACHINE_FIELDS, Record, RecordError, StudyPath, open_study
 

@@ -9,7 +9,6 @@ from labkit.analysis.findings.answer_data import Answer, Findings, merge_finding
 from labkit.analysis.findings.effect_wording import NO_NAMES, Piece, optional
 from labkit.analysis.findings.short_answer import Pieces, arm_text, fit, short_answer, short_pieces
 from labkit.analysis.findings.verdict_sentences import summary_verdict
-from labkit.analysis.number_format import join_names
 from labkit.analysis.robustness.host_groups import host_groups
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
 from labkit.analysis.studies.increasing_load import (
@@ -17,6 +16,7 @@ from labkit.analysis.studies.increasing_load import (
     ServingCapacity,
     serving_capacities,
 )
+from labkit.analysis.text_format import join_names
 from labkit.config import count_text
 
 DIRECTED = ("better", "worse", "mixed")

@@ -16,7 +16,8 @@ from labkit.analysis.document.report_parts import Section
 from labkit.analysis.findings.answer_data import UNDECIDED
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Row
-from labkit.analysis.number_format import join_names, percent_text, unit_name, value_text
+from labkit.analysis.number_format import percent_text, unit_name, value_text
+from labkit.analysis.text_format import join_names
 
 SIGNS = {"equivalent": "=", "trivial": "≈", "inconclusive": "?", "estimate_only": ""}
 FAMILIES = {

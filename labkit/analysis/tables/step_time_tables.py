@@ -35,9 +35,9 @@ from labkit.analysis.number_format import (
     magnitude_text,
     p_text,
     signed_text,
-    slug,
     value_text,
 )
+from labkit.analysis.text_format import slug
 from labkit.config import count_text
 
 TRACED_NOTE = (

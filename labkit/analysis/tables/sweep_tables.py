@@ -19,14 +19,8 @@ from labkit.analysis.document.report_parts import (
 from labkit.analysis.document.svg_chart_renderer import page_style_of
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import BestInRow, Cell
-from labkit.analysis.number_format import (
-    UNKNOWN,
-    scaled,
-    significant_text,
-    slug,
-    unit_name,
-    value_text,
-)
+from labkit.analysis.number_format import UNKNOWN, scaled, significant_text, unit_name, value_text
+from labkit.analysis.text_format import slug
 from labkit.config import count_text
 from labkit.config.arm_sweep import short_names
 from labkit.config.option import override_text

@@ -12,7 +12,7 @@ DEFAULT_FRACTION = 0.9
 DEFAULT_FREE_FRACTION = 0.8  # engine.budget.policy=free_memory
 DEFAULT_POOL_BYTES = 1 << 30
 # Simulated Macs, for which budgets can be computed on any machine
-# (labkit.machine.facts.memory_capacity).
+# (labkit.machine.facts.simulated_macs).
 SIMULATED_MAC_NAMES = (
     "sim_m1_8gb",
     "sim_m1_pro_16gb",

@@ -1,4 +1,4 @@
-"""The units of a product: compiled functions by operation of ``graph_ops``, and their launch.
+"""Work units of products, quantisations and embeddings: compiled functions, and their launch.
 
 A unit is a share of a product's, a quantisation's or an embedding's work. Its function is called by
 address, both by ``launch`` and by the replay of a captured graph. So it is compiled once, when a

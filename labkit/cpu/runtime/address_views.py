@@ -1,7 +1,7 @@
-"""Access to structs, arrays and words by address: memory that Python fills and kernels read.
+"""Numba intrinsics that read and write structs, arrays and words by address.
 
-In Python, a struct is a record of a NumPy structured dtype. In a kernel, the struct's fields are
-attributes. Addresses are int64.
+Python fills the memory that kernels read. In Python, a struct is a record of a NumPy structured
+dtype. In a kernel, the struct's fields are attributes. Addresses are int64.
 """
 
 from __future__ import annotations

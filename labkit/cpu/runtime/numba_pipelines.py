@@ -1,7 +1,7 @@
-"""Compile functions that only kernels call: linked into them as LLVM IR, optimised there once.
+"""numba's compiler pipelines for kernels, and for functions that only kernels call.
 
 numba (0.68) optimises each function and makes machine code and two wrappers of it, although a
-function that only kernels call is linked into each of them as IR and optimised again. The
+function that only kernels call is linked into each of them as LLVM IR and optimised again. The
 functions of a parallel loop, and numba's own (``min``, ``carray``), are treated alike. All that is
 left out here, which takes about half of the time. A function that is compiled so cannot be called
 from Python.

@@ -1,4 +1,4 @@
-"""The constants of a layer, and the checked metadata that all layers of a step share."""
+"""A step's lengths, block tables and slots, checked once for all layers; a layer's constants."""
 
 from __future__ import annotations
 

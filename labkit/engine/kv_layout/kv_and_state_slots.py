@@ -18,8 +18,8 @@ from labkit.engine.recurrent_states.state_slots import (
     StateSegment,
     StateSlot,
     StateSlotManager,
-    StateSnapshots,
 )
+from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
     from labkit.engine.attention.kv_shape import StateShape

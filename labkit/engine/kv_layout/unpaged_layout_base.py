@@ -1,4 +1,4 @@
-"""Dense KV arrays, used by the layouts without blocks (padded and contiguous).
+"""The base class of the layouts without blocks (padded, contiguous), and their dense KV arrays.
 
 A dense array has rows of equal capacity. Each layer has an array of keys and an array of values,
 [rows, num_kv_heads, capacity, head_dim]. A latent layer has keys alone.

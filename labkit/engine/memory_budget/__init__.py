@@ -20,8 +20,8 @@ from labkit.engine.memory_budget.budget_decision import (
 from labkit.engine.memory_budget.budget_policies import POLICIES
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
 from labkit.engine.model.compute_dtype import WeightLoading, kv_bits
-from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import MemoryProfile
+from labkit.machine.facts.simulated_macs import find_profile
 
 __all__ = [
     "BudgetDecision",
@@ -54,7 +54,7 @@ def plan(
         tokens = engine.scheduler.max_step_tokens
         activations = model.activation_bytes(tokens, engine.max_decode_rows)
     if machine is None:
-        machine = memory_capacity.find_profile(engine.budget.machine)
+        machine = find_profile(engine.budget.machine)
     model = replace(model, kv_bytes_per_token=kv_bytes_per_token(engine, model))
     inputs = PolicyInputs(engine, model, machine, activations)
     result = apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))

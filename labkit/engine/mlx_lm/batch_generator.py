@@ -27,9 +27,10 @@ from labkit.engine.engine_protocol import (
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
 from labkit.engine.model import compute_dtype
 from labkit.engine.model.unpatched_loader import MlxLmModel
-from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.request import Request, RequestState
 from labkit.engine.sampling.prompt_logprobs import concatenate, score_rows
 from labkit.engine.sampling.sampler import request_seed
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.machine import openblas_for_mlx
 
 DEFAULT_PREFILL_BATCH_SIZE = 8  # mlx_lm's default

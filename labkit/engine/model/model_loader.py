@@ -22,7 +22,7 @@ from labkit.engine.model.compute_dtype import (
 from labkit.engine.model.isolated_model_modules import PACKAGE, ModuleLoader, import_plain
 from labkit.engine.model.layer_cache import AttentionSpec, CacheSpec, KVHandle, StateSpec
 from labkit.machine.exception_text import one_line
-from labkit.models import model_directory, model_json
+from labkit.models import eos_token_ids, model_directory, model_json
 from labkit.models.safetensors_header import layer_index
 
 # mlx_lm's module for a ``model_type`` of config.json, if their names differ.
@@ -381,6 +381,6 @@ def make_prompt_cache(model: Any) -> Sequence[Any]:
 
 
 def read_eos_token_ids(model_dir: Path) -> frozenset[int]:
-    """Return ``model_json.read_eos_token_ids``; a mistake in a file is an ``EngineError``."""
+    """Return ``eos_token_ids.read_eos_token_ids``; a mistake in a file is an ``EngineError``."""
     with config_errors():
-        return frozenset(model_json.read_eos_token_ids(model_dir))
+        return frozenset(eos_token_ids.read_eos_token_ids(model_dir))

@@ -17,7 +17,8 @@ from labkit.engine.openai.http_client import HttpClient
 from labkit.engine.openai.null_server import DEFAULT_MAX_TOKENS, FIRST_TOKEN_MS, TOKEN_INTERVAL_MS
 from labkit.engine.openai.server_process import POLL_S, free_port
 from labkit.engine.openai.streamed_response import StreamedResponse
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.machine.processes.server_supervisor import SupervisedServer, SupervisorError
 
 MEASURED_ROUNDS = 1  # after one warm-up round

@@ -9,7 +9,8 @@ from typing import Any
 
 from labkit.config import Api, EosHandling, OpenAIServer
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.models.tokenizer import Detokenizer
 
 SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled

@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 
 from labkit.cpu.runtime.forward_clock import ForwardClock
 from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
-from labkit.engine.runner.model_runner import AsyncStepLauncher, ModelRunner, StepLauncher
+from labkit.engine.runner.model_runner import ModelRunner
+from labkit.engine.runner.step_launchers import AsyncStepLauncher, StepLauncher
 from labkit.engine.step_loop import StepParts
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError, Logprobs
-from labkit.engine.request import RequestState, SamplingError, SamplingParams
+from labkit.engine.request import RequestState
+from labkit.engine.sampling.sampling_params import SamplingError, SamplingParams
 from labkit.engine.sampling.step_logits import Logits, Rows
 from labkit.machine.exception_text import one_line, one_line_with_type
 

@@ -1,4 +1,4 @@
-"""Validation of ``claims.engaged``: arms must exist, and their engines must have the counters."""
+"""Refuse ``claims.engaged`` on unknown arms or counters, or on counters that would stay 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks and blocks with which a cell's number of arms can claim something.
+"""Interim looks, and the fewest blocks, at which a cell with this many arms can be significant.
 
 The smallest adjusted p after ``b`` blocks grows with the number of arms that are tested together. A
 look that cannot reach its part of alpha would spend it for nothing.

@@ -1,9 +1,9 @@
-"""The records of runs however they end: the worker's own, or one that says how the run failed.
+"""Records of runs that failed or are not started, with the reason from the process or its log.
 
-The runs of an arm whose preparation failed, or whose runs all failed alike, are not started: a
-preparation loads and warms up an arm as a run does, so a run would fail in the same way. With a
-server it would wait for the same time-out again, in every block. A run that is not started has a
-record all the same, with the arm's outcome and the reason.
+A run whose worker wrote a record keeps it. The runs of an arm whose preparation failed, or whose
+runs all failed alike, are not started: a preparation loads and warms up an arm as a run does, so a
+run would fail in the same way. With a server it would wait for the same time-out again, in every
+block. A run that is not started has a record all the same, with the arm's outcome and the reason.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""A live set: one process per arm of a block. All are alive, but only one works at a time.
+"""Coordinate a live set: give the arms' processes turns, and stop (SIGSTOP) those that have none.
 
-The processes start and load together. They warm up one after the other, take turns in the
-order that :class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a
-process has no turn, it is stopped with all its descendants (SIGSTOP), so that neither its idle
-threads, nor a step that it computes ahead, nor a process that it has started takes time from
-another arm's turn. A server that labkit did not start is stopped too if ``engine.server.pause`` is
-set. The unit of inference is the set, just as it is the process if all arms share a process.
+A live set has one process per arm of a block. All are alive, but only one works at a time. They
+start and load together, warm up one after the other, take turns in the order that
+:class:`labkit.workload.turn_order.RandomTurnOrder` draws, and end one by one. While a process has
+no turn, it is stopped with all its descendants, so that neither its idle threads, nor a step that
+it computes ahead, nor a process that it has started takes time from another arm's turn. A server
+that labkit did not start is stopped too if ``engine.server.pause`` is set. The unit of inference is
+the set, just as it is the process if all arms share a process.
 
 An arm whose process ends has no further turns; the others finish. The coordinator runs in the
 parent's process. It waits with ``select`` while a worker works.
 
-A process's clock (:class:`labkit.workload.turn_order.LiveClock`) stands still while the process is
+A process's clock (:class:`labkit.workload.arm_clocks.LiveClock`) stands still while the process is
 stopped, and runs otherwise. What an arm computes between two steps, in another thread or in its
 server, takes time on this clock, and is interrupted by the end of a turn without loss.
 So ctrl-Z takes effect when the arm that has the turn has been stopped at its end. In another stage

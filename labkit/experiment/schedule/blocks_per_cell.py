@@ -27,7 +27,12 @@ from labkit.experiment.compose.reachable_looks import planned_looks
 from labkit.experiment.launch.run_launcher import RunLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress, format_duration
-from labkit.experiment.schedule import cell_manifest, requests_per_run, time_allocation
+from labkit.experiment.schedule import (
+    cell_manifest,
+    design_change_check,
+    requests_per_run,
+    time_allocation,
+)
 from labkit.experiment.schedule.requests_per_run import UnitLimits
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
 from labkit.experiment.schedule.time_allocation import MIN_ROUNDS, Allocation, CaseShare, CellPilot
@@ -57,7 +62,7 @@ class CellAllocator:
         if not cell.follows_time or (not path.exists() and (cell.dir / "cell.json").exists()):
             return cell  # an earlier version began it, with numbers of its own
         if not path.exists():
-            cell_manifest.refuse_changes(cell)
+            design_change_check.refuse_changes(cell)
             cell_manifest.write_arms(cell)
             with self.timing_lock():
                 if cell.counts_units:

@@ -9,31 +9,20 @@ alpha that each spends, are fixed before the first run (:class:`labkit.config.Pl
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import eq
 from pathlib import Path
 from typing import Any, Protocol
 
 from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
-from labkit.config import ConfigError, count_text, to_plain
-from labkit.config.engine.former_options import with_present_names
-from labkit.experiment.cell import ALLOCATION, ReadyCell
-from labkit.experiment.compose import resumed_legacy_cell
-from labkit.experiment.compose.input_digests import input_digests, named_as_begun
-from labkit.experiment.launch.python_environment import default_options, with_defaults
+from labkit.config import count_text, to_plain
+from labkit.experiment.cell import ReadyCell
+from labkit.experiment.compose.input_digests import input_digests
 from labkit.records import (
-    DESIGN_FILE,
     SCHEMA_VERSION,
-    Arm,
     Record,
-    RecordError,
-    parse_run_name,
     publish_arm,
     publish_design,
-    read_arms,
     read_cell,
-    record_paths,
     write_json,
 )
 
@@ -64,16 +53,18 @@ class LookAnalysis(Protocol):
     ) -> Sequence[Mapping[str, str]]: ...
 
 
-def _exists(cell: ReadyCell) -> bool:
+def has_manifest(cell: ReadyCell) -> bool:
+    """Return whether the cell's manifest was written."""
     return (cell.dir / "cell.json").exists()
 
 
-def _old_design(cell: ReadyCell) -> Mapping[str, Any]:
-    design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
+def old_design(cell: ReadyCell) -> Mapping[str, Any]:
+    """Return the design in the cell's manifest; empty before the manifest is written."""
+    design: Mapping[str, Any] = read_cell(cell.dir)["design"] if has_manifest(cell) else {}
     return design
 
 
-def _new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
+def new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
     """Return a cell's manifest before the analysis, with all its keys but without results.
 
     ``blocks``: the number of blocks planned so far. If the design has looks, these are the blocks
@@ -121,7 +112,7 @@ def _new_manifest(cell: ReadyCell, blocks: int) -> dict[str, Any]:
 
 def estimates_in_manifest(cell: ReadyCell) -> Mapping[str, float]:
     """Return the cases out of reach in the cell's manifest, with the seconds they would take."""
-    estimates: Mapping[str, float] = _old_design(cell).get("estimates", {})
+    estimates: Mapping[str, float] = old_design(cell).get("estimates", {})
     return {case: seconds for row, seconds in estimates.items() for case in cell.cases_of([row])}
 
 
@@ -137,174 +128,23 @@ def write_estimates(cell: ReadyCell, estimates: Mapping[str, float]) -> None:
         write_json(cell.dir / "cell.json", manifest)
 
 
-def refuse_changes(cell: ReadyCell) -> None:
-    """Check that the cell's folder does not hold different arms or a different design.
-
-    Raises ``ConfigError`` if it does (only ``design.blocks`` may grow), or it holds a link.
-    """
-    refuse_links((cell.dir, *cell.dir.rglob("*")))
-    if not (cell.dir / "arms").is_dir() and not _exists(cell):
-        return
-    try:
-        difference = _difference(cell)
-    except RecordError as error:
-        raise ConfigError(f"{error}; set another folder, out=NAME") from None
-    if difference:
-        raise ConfigError(f"{cell.dir}: {difference}; set another folder, out=NAME")
-
-
-def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise ``ConfigError`` if a study's file or folder is a link: to a file of somebody else."""
-    for path in paths:
-        if path.is_symlink():
-            raise ConfigError(
-                f"{path} is a link, and labkit writes a study to regular files only; remove it, or "
-                "set another folder, out=NAME"
-            )
-
-
-def _difference(cell: ReadyCell) -> str | None:
-    if _is_lost(cell):
-        return "cell.json was lost, and with it the declared design; restore it from a copy"
-    old = {arm.name: arm for arm in read_arms(cell.dir)}
-    new = {arm.name: arm for arm in cell.arms}
-    if not _exists(cell):  # killed before all arms and the manifest were written
-        new = {name: arm for name, arm in new.items() if name in old}
-    defaults = default_options()
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            return f"arm {name} was removed"
-        if name not in old:
-            return f"arm {name} was added"
-        before, now = (_comparable(arms[name], defaults) for arms in (old, new))
-        if change := first_difference(before, now) or _changed_input(old[name], new[name]):
-            return f"arm {name}: {change}"
-    return _design_difference(cell)
-
-
-def _is_lost(cell: ReadyCell) -> bool:
-    """Return whether the cell has runs, but not the manifest that was written before them.
-
-    A report of an earlier version may have inferred one from the runs. Only a first block that is
-    timed (``design.time``) runs before the manifest: its cell has an allocation, or no
-    ``design.json`` yet.
-    """
-    if _exists(cell):
-        return _old_design(cell).get("declared") is False
-    blocks = {parse_run_name(path.stem)[0] for path in record_paths(cell.dir)}
-    timed = (cell.dir / ALLOCATION).exists() or not (cell.dir / DESIGN_FILE).exists()
-    return max(blocks, default=-1) >= (1 if timed else 0)
-
-
-def _comparable(arm: Arm, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an arm without its inputs, and with the options of this version."""
-    config = with_present_names(arm.config)
-    parts = {key: with_defaults(part, defaults.get(key)) for key, part in config.items()}
-    return dataclasses.replace(arm, config=parts, inputs={}).to_json()
-
-
-def _changed_input(old: Arm, new: Arm) -> str | None:
-    """Return the first of an arm's files that differs from the file it began with, or None."""
-    if not old.inputs:  # an older version began it
-        return None
-    files = named_as_begun(old, input_digests(new.config, new.environment))
-    for name in sorted(old.inputs.keys() | files.keys()):
-        before, now = old.inputs.get(name, "absent"), files.get(name, "absent")
-        if before != now:
-            return (
-                f"the file of {name} was changed: its SHA-256 was {before}... when the study "
-                f"began, now {now}..."
-            )
-    return None
-
-
-def refuse_changed_inputs(cell: ReadyCell) -> None:
-    """Raise ``ConfigError`` if a file that an arm reads has changed since the cell began."""
-    arms = {arm.name: arm for arm in read_arms(cell.dir)}
-    for arm in cell.arms:
-        change = _changed_input(arms[arm.name], arm) if arm.name in arms else None
-        if change:
-            raise ConfigError(f"{cell.dir}: arm {arm.name}: {change}; restore it to continue")
-
-
-def _design_difference(cell: ReadyCell) -> str | None:
-    old, new = _old_design(cell), _new_manifest(cell, cell.design.blocks)["design"]
-    for key in FIXED_DESIGN_KEYS:
-        if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
-            name = {"seed": "seed", "metrics": "ablation.metric"}.get(key, f"design.{key}")
-            return f"{name} was {old[key]}, now {new[key]}{_older_blocks(key, cell, old)}"
-    if old.get("blocks", 0) > new["blocks"]:
-        return (
-            f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks can only be added"
-            f" (set design.blocks={_last_block(old)} to continue this study)"
-        )
-    return None
-
-
-def _last_block(design: Mapping[str, Any]) -> int:
-    """Return the number of blocks of a manifest's design, not only those up to its next look."""
-    looks = design.get("looks")
-    return int(looks[-1]["blocks"] if looks else design.get("blocks", 0))
-
-
-def _older_blocks(key: str, cell: ReadyCell, old: Mapping[str, Any]) -> str:
-    """Return a hint if an earlier version may have begun the cell, with twice ``design.blocks``."""
-    blocks, end = cell.design.blocks, _last_block(old)
-    doubled = end == resumed_legacy_cell.RUNS_PER_BLOCK * blocks
-    if key != "looks" or not cell.design.isolation.takes_turns or not doubled:
-        return ""
-    return (
-        f" (if an older version of labkit began this study with design.blocks={blocks}, set "
-        f"design.blocks={end})"
-    )
-
-
-def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether two lists of looks agree. The last look may move if ``design.blocks`` grew."""
-    last_blocks = [looks[-1]["blocks"] if looks else math.inf for looks in (old, new)]
-    if last_blocks[0] == last_blocks[1]:
-        return list(old) == list(new)
-    end = min(last_blocks)
-    early = [[look for look in looks if look["blocks"] < end] for looks in (old, new)]
-    return early[0] == early[1]
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Return the first difference of two JSON values (``engine.blas was x, now y``), or None."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in {**old, **new}:
-            key_path = f"{path}.{key}" if path else str(key)
-            if key not in new:
-                return f"{key_path} was {old[key]}, now it is not set"
-            if key not in old:
-                return f"{key_path} was not set, now {new[key]}"
-            if change := first_difference(old[key], new[key], key_path):
-                return change
-        return None
-    if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        changes = (first_difference(a, b, f"{path}[{i}]") for i, (a, b) in pairs)
-        return next(filter(None, changes), None)
-    return None if old == new else f"{path} was {old}, now {new}"
-
-
 def write_manifest(cell: ReadyCell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
-    ``blocks``: see :func:`_new_manifest`. A larger number in the existing manifest stays. The
+    ``blocks``: see :func:`new_manifest`. A larger number in the existing manifest stays. The
     question and the published numbers are those of the last command: a correction of them changes
     nothing that was measured. Raises ``OSError`` if the folder can't be written.
     """
     write_arms(cell)
-    old = _old_design(cell)
+    old = old_design(cell)
     across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
     if old.get("blocks", 0) < blocks or across_hosts_changed:
-        manifest = _new_manifest(cell, max(blocks, old.get("blocks", 0)))
+        manifest = new_manifest(cell, max(blocks, old.get("blocks", 0)))
         manifest["design"] |= {key: old[key] for key in ("looks_taken", "estimates") if key in old}
         if old and "metrics" not in old:  # an older version began it: the records name the metric
             del manifest["design"]["metrics"]
         manifest["design"]["shown"] = blocks_when_shown(cell)
-        if not _exists(cell):
+        if not has_manifest(cell):
             fixed = {key: manifest["design"][key] for key in FIXED_DESIGN_KEYS}
             publish_design(cell.dir, fixed)
         write_json(cell.dir / "cell.json", manifest)
@@ -316,7 +156,7 @@ def write_manifest(cell: ReadyCell, blocks: int) -> None:
 
 def move_last_look(cell: ReadyCell) -> None:
     """Write the blocks and looks of a cell whose last look comes earlier than planned."""
-    manifest, planned = read_cell(cell.dir), _new_manifest(cell, cell.design.blocks)["design"]
+    manifest, planned = read_cell(cell.dir), new_manifest(cell, cell.design.blocks)["design"]
     manifest["design"] |= {key: planned[key] for key in ("blocks", "looks")}
     publish_design(cell.dir, {key: planned[key] for key in FIXED_DESIGN_KEYS})
     write_json(cell.dir / "cell.json", manifest)
@@ -345,7 +185,7 @@ def blocks_when_shown(cell: ReadyCell) -> list[int]:
     The analysis adds a number to ``cell.json`` when it writes the results of a finished cell; those
     of an older manifest without numbers count as shown after its last block.
     """
-    if not _exists(cell):
+    if not has_manifest(cell):
         return []
     manifest = read_cell(cell.dir)
     unnoted = [manifest["design"]["blocks"]] if manifest["rows"] else []
@@ -370,7 +210,7 @@ def exploratory_warning(cell: ReadyCell) -> str | None:
 
 def kept_arms(cell: ReadyCell) -> dict[int, list[str]]:
     """Return the names of the arms that remain after each look (its blocks) that dropped arms."""
-    taken = _old_design(cell).get("looks_taken", [])
+    taken = old_design(cell).get("looks_taken", [])
     return {int(look["blocks"]): list(look["kept"]) for look in taken if "kept" in look}
 
 
@@ -429,7 +269,7 @@ def _remaining_arms(
 
 def stopped_cases(cell: ReadyCell, block: int) -> set[str]:
     """Return the cases that looks before a block have decided."""
-    taken = _old_design(cell).get("looks_taken", [])
+    taken = old_design(cell).get("looks_taken", [])
     return _stopped_cases(cell, [look for look in taken if look["blocks"] <= block])
 
 
@@ -442,7 +282,7 @@ def ended_at_look(cell: ReadyCell) -> int | None:
 
     A last look ends nothing any longer once it has moved, because ``design.blocks`` grew.
     """
-    taken = _old_design(cell).get("looks_taken", [])
+    taken = old_design(cell).get("looks_taken", [])
     if not taken or not taken[-1]["decided"]:
         return None
     blocks = int(taken[-1]["blocks"])

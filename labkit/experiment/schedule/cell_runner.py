@@ -27,7 +27,7 @@ from labkit.experiment.launch.interrupt_signals import InterruptSignals
 from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import DecidedRow, Progress
-from labkit.experiment.schedule import cell_manifest
+from labkit.experiment.schedule import cell_manifest, design_change_check
 from labkit.experiment.schedule.blocks_per_cell import CellAllocator, planner_of, prepare_arms
 from labkit.experiment.schedule.cell_folder_lock import cell_lock
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
@@ -219,7 +219,7 @@ class _BlockRunner:
         ``earlier``: the records of the blocks before it that this command has run.
         """
         records: list[Record] = []
-        cell_manifest.refuse_changed_inputs(self.cell)
+        design_change_check.refuse_changed_inputs(self.cell)
         cell, start = self.cell, time.monotonic()
         plan = self._plan(block, planner)
         cell = cell.with_fixed_numbers if plan is None else cell.with_plan(plan)
@@ -332,7 +332,7 @@ def _prepare_blocks(
     Returns the blocks to run, and the records of the finished blocks. Raises ``StudyError``, and
     changes nothing, if the cell cannot be continued on this host.
     """
-    cell_manifest.refuse_changes(cell)
+    design_change_check.refuse_changes(cell)
     blocks = _scheduled_blocks(cell)
     statuses = [_block_status(block, cell, redo_failed) for block in blocks]
     records = [record for s in statuses if s.run_reason is None for record in s.records]

@@ -1,4 +1,4 @@
-"""Requests or windows of a run, and blocks of a cell, where they follow from ``design.time``.
+"""Choose the requests or windows per run and a cell's blocks, from a pilot and ``design.time``.
 
 A pilot block, which is not analysed, serves the first requests. It measures what a block costs
 besides its requests, what a request costs in all arms, and how much the latency of the same request

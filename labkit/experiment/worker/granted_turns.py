@@ -11,7 +11,8 @@ from typing import Any
 
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.experiment.worker.turn_protocol import Channel, Message
-from labkit.workload.turn_order import ArmClock, LiveClock, Part, Round
+from labkit.workload.arm_clocks import ArmClock, LiveClock
+from labkit.workload.turn_order import Part, Round
 
 
 class GrantedTurns:

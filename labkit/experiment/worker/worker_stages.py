@@ -1,4 +1,4 @@
-"""The stages of a worker process, in order, and the work of each.
+"""What a worker does before and after it measures, such as loading the arms, stage by stage.
 
 ========================  ======================================================================
 stage (key of a record's  work

@@ -1,4 +1,4 @@
-"""The supported architectures: their dimensions in GGUF, and their config.json for mlx_lm."""
+"""From GGUF metadata to mlx_lm's config.json, for each supported architecture."""
 
 from __future__ import annotations
 

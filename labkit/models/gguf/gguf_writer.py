@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.config import ConfigError, require
 from labkit.machine import cache_entries
-from labkit.models import model_json
+from labkit.models import eos_token_ids, model_json
 from labkit.models.gguf.gguf_header import CONTROL_TOKEN, NORMAL_TOKEN, USER_DEFINED_TOKEN
 from labkit.models.gguf.gguf_pre_tokenizers import DIGIT, GPT2, PRE_TOKENIZERS
 from labkit.models.gguf.gguf_tensor_names import LAYER_RULES
@@ -156,8 +156,8 @@ def _special_ids(model_dir: Path, config: dict[str, Any]) -> dict[str, int]:
     ``eos`` is the tokenizer's EOS token, if it has one. Raises ``ConfigError`` if no token ends a
     request. The message is one line.
     """
-    own = model_json.read_tokenizer_eos(model_dir, OPTION)
-    ids = model_json.read_eos_token_ids(model_dir, OPTION)
+    own = eos_token_ids.read_tokenizer_eos(model_dir, OPTION)
+    ids = eos_token_ids.read_eos_token_ids(model_dir, OPTION)
     ends = sorted((i for i in ids if i < config["vocab_size"]), key=lambda i: i not in own)
     require(
         bool(ends),

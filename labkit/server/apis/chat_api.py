@@ -13,13 +13,7 @@ from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.models.chat_template import Message, RenderOptions
-from labkit.server.apis.generated_choice import (
-    ChoicesWriter,
-    GeneratedChoice,
-    check_prompt_logprobs,
-    prompt_logprob_objects,
-    token_logprob,
-)
+from labkit.server.apis.generated_choice import ChoicesWriter, GeneratedChoice
 from labkit.server.apis.request_checks import (
     check_free_length,
     check_model,
@@ -32,6 +26,11 @@ from labkit.server.apis.request_checks import (
     to_params,
 )
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
+from labkit.server.apis.response_logprobs import (
+    check_prompt_logprobs,
+    prompt_logprob_objects,
+    token_logprob,
+)
 from labkit.server.constraints.structured_output import GrammarConstraint
 from labkit.server.constraints.tool_call_parser import ParsedToolCall, ToolCallParser
 from labkit.server.generation.api_generation import (

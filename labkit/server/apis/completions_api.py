@@ -13,15 +13,7 @@ from msgspec import UNSET
 
 from labkit.engine.engine_protocol import Logprobs, PromptLogprobs
 from labkit.engine.incremental_detokenizer import IncrementalDetokenizer
-from labkit.server.apis.generated_choice import (
-    ChoicesWriter,
-    GeneratedChoice,
-    check_prompt_logprobs,
-    clamp_logprob,
-    prompt_logprob_objects,
-    prompt_logprobs_by_token,
-    token_offsets,
-)
+from labkit.server.apis.generated_choice import ChoicesWriter, GeneratedChoice
 from labkit.server.apis.request_checks import (
     check_model,
     check_stream,
@@ -31,6 +23,13 @@ from labkit.server.apis.request_checks import (
     requested_priority,
     structured_grammar,
     to_params,
+)
+from labkit.server.apis.response_logprobs import (
+    check_prompt_logprobs,
+    clamp_logprob,
+    prompt_logprob_objects,
+    prompt_logprobs_by_token,
+    token_offsets,
 )
 from labkit.server.generation.api_generation import Generation, TokenOutput
 from labkit.server.generation.http_response import GenerationResponse, sse_event

@@ -1,4 +1,4 @@
-"""Checks of requests, and the engine's parameters and constraints that pass them."""
+"""Check a request's options and convert them to the engine's SamplingParams and constraints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from labkit.engine.request import SamplingParams
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.server.constraints.grammar_compiler import GrammarSource
 from labkit.server.constraints.min_tokens import MinTokensConstraint
 from labkit.server.constraints.structured_output import GrammarConstraint

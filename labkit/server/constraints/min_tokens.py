@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 class MinTokensConstraint:
     """Forbids the tokens that end a request until it has ``min_tokens`` tokens.
 
-    Implements ``labkit.engine.request.Constraint``. ``ending_ids`` are the end-of-text ids and the
-    request's ``stop_token_ids``.
+    Implements ``labkit.engine.sampling.sampling_params.Constraint``. ``ending_ids`` are the
+    end-of-text ids and the request's ``stop_token_ids``.
     """
 
     def __init__(self, min_tokens: int, ending_ids: Collection[int]) -> None:

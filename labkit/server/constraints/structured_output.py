@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import config
-from labkit.engine.request import SamplingError
+from labkit.engine.sampling.sampling_params import SamplingError
 from labkit.server.constraints.grammar_compiler import (
     GrammarCompiler,
     GrammarError,
@@ -160,8 +160,8 @@ class Grammars:
 class GrammarConstraint:
     """A grammar and its parser state after a request's output so far.
 
-    Implements ``labkit.engine.request.Constraint``. ``param`` is the request's field that contains
-    the grammar, for error messages.
+    Implements ``labkit.engine.sampling.sampling_params.Constraint``. ``param`` is the request's
+    field that contains the grammar, for error messages.
     """
 
     def __init__(self, matcher: Any, eos_token_ids: Sequence[int], param: str) -> None:

@@ -20,7 +20,8 @@ from labkit.engine.engine_protocol import (
     SelfChecking,
     TokenEvent,
 )
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 Command = Callable[[InferenceEngine], None]
 # Idle seconds after which the engine is checked, once: late enough to delay no next request of a

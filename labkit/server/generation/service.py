@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 from labkit import config
 from labkit.config import count_text
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
-from labkit.engine.request import Constraint, Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import Constraint, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import SpecialTokenEscape, Tokenizer
 from labkit.server.constraints.grammar_compiler import GrammarCompiler

@@ -1,4 +1,4 @@
-"""The rounds of a kernel case: every arm's batch, its times, checked outputs and record."""
+"""A kernel case in one state of the caches: its arms' times, checks of outputs, and record."""
 
 from __future__ import annotations
 

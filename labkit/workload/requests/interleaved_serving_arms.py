@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.workload.arm_clocks import ArmClock
 from labkit.workload.requests.load_generator import LoadGenerator
 from labkit.workload.requests.serving_session import ServingSession
-from labkit.workload.turn_order import ArmClock, TurnOrder
+from labkit.workload.turn_order import TurnOrder
 from labkit.workload.workload_protocols import EnterTurn, Measurement
 
 SPIKE_RATIO, ROUGH_SPIKE_RATIO = 1.3, 3.0  # of the expected time

@@ -24,10 +24,11 @@ from labkit.engine.model import compute_dtype
 from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules, sources
+from labkit.workload.prompt_cache import cached_prompts, prompt_key
 from labkit.workload.requests import preflight_warnings, profiling_turns
 from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of
-from labkit.workload.tokenized_prompt import Prompt, cached_prompts, prompt_key, take_first
+from labkit.workload.tokenized_prompt import Prompt, take_first
 from labkit.workload.workload_protocols import (
     START_SECONDS,
     Estimate,

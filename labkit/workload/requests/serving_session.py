@@ -21,7 +21,8 @@ from labkit.engine.engine_protocol import (
     StepTracing,
     TokenCounting,
 )
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.models.tokenizer import Detokenizer
 from labkit.records import CaseRecord, Metric
 from labkit.workload.output_digest import text_digest, token_digest, token_texts

@@ -18,7 +18,8 @@ from labkit.machine import cache_entries
 from labkit.machine.exception_text import one_line
 from labkit.models import ModelDir, resolve, tokenizer
 from labkit.models.synthetic.synthetic_model import corpus_texts
-from labkit.workload.tokenized_prompt import Prompt, prompt_key
+from labkit.workload.prompt_cache import prompt_key
+from labkit.workload.tokenized_prompt import Prompt
 
 MAX_FILE_BYTES = 256 << 20
 PACKAGED_TEXTS = 10  # number of texts at the start of the corpus; the rest are single questions

@@ -1,5 +1,6 @@
-"""Requests written by the user: listed in the workload's file, or in a file of several formats.
+"""Sources of requests that the user lists: ``listed``, ``file``, ``vllm_custom``, ``sharegpt``.
 
+- ``listed``: in the config itself, ``workload.prompts.listed``.
 - ``file``: JSON lines, each a ``ListedRequest``, such as ``{"prompt": ...}``.
 - ``vllm_custom``: JSON lines, each a request of vLLM's custom dataset, such as
   ``{"prompt": ..., "output_tokens": 20}``. As in ``vllm bench serve --dataset-name custom``, the

@@ -12,7 +12,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError
 from labkit.engine.memory_budget import model_footprint, plan
 from labkit.engine.runner.logits_self_test import TOLERANCE
-from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.simulated_macs import simulated_mac
 
 LENGTHS = (3, 40, 17, 33, 1, 40)
 HALVES = ("float16", "bfloat16")
@@ -160,7 +160,7 @@ def test_no_choice_changes_a_token(dtype, changes, engaged, model_dir, expected)
 
 def test_a_budget_of_bytes_holds_more_blocks_of_fewer_bytes():
     model = model_footprint.from_shape(config.ModelShape(), "m")
-    machine = memory_capacity.simulated_mac("sim_m3_ultra_512gb")
+    machine = simulated_mac("sim_m3_ultra_512gb")
     fixed = config.Budget(policy=config.BudgetPolicy.fixed, bytes=1 << 30)
     pools = {
         dtype: plan(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from labkit import config
 from labkit.engine.memory_budget import BudgetDecision, BudgetRefusal
 from labkit.engine.memory_budget.budget_policies import POLICIES
-from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.simulated_macs import simulated_mac
 
 # By hand, in MiB, which is blocks: weights are 1024, activations 256.
 #   fraction 0.5     RAM / 2 - 1280
@@ -64,7 +64,7 @@ def test_free_memory_is_a_share_of_what_is_free_after_loading():
 @pytest.mark.parametrize("machine", config.SIMULATED_MAC_NAMES)
 def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
     """The article: the RAM cap and the utilization stack."""
-    ram = memory_capacity.simulated_mac(machine).total
+    ram = simulated_mac(machine).total
     share = ask(machine, policy="mistralrs").ceiling / ram
     assert share == pytest.approx(0.6 if ram <= 36 * GIB else 0.675, abs=1e-6)
     assert 0.60 - 1e-6 <= share <= 0.68
@@ -73,7 +73,7 @@ def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
 def test_the_default_working_set_is_66_to_75_percent_of_ram():
     """The article: "Apple typically reports a memory hint in the 66-75% range"."""
     for name in config.SIMULATED_MAC_NAMES:
-        machine = memory_capacity.simulated_mac(name)
+        machine = simulated_mac(name)
         if name != "sim_m5_max_128gb":  # logged with 107.52 GiB under a newer macOS
             assert 0.66 < machine.working_set / machine.total <= 0.75
 

@@ -17,8 +17,8 @@ from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create, memory_budget
 from labkit.engine.attention.kv_shape import KVShape
 from labkit.engine.memory_budget import model_footprint, pool_sizing
-from labkit.machine.facts import memory_capacity
 from labkit.machine.facts.memory_capacity import MemoryProfile
+from labkit.machine.facts.simulated_macs import simulated_mac
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 
@@ -299,7 +299,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
         return 100 * MIB
 
     shapes = (KVShape(4, 64, 64),) * 4
-    machine = memory_capacity.simulated_mac("sim_m1_8gb")
+    machine = simulated_mac("sim_m1_8gb")
     chosen = options(policy=config.BudgetPolicy(policy))
     if policy == "fraction":
         chosen.budget.fraction = 0.5
@@ -311,7 +311,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
 def test_activations_of_a_costly_step_are_estimated(tiny_dir):
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     chosen.scheduler.max_num_batched_tokens = 1 << 20
-    machine = memory_capacity.simulated_mac("sim_m3_ultra_512gb")
+    machine = simulated_mac("sim_m3_ultra_512gb")
 
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")
@@ -327,7 +327,7 @@ def test_a_step_is_measured_up_to_the_limit_of_two_flops_per_weight_and_token(
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     flops = 2 * model_footprint.from_directory(tiny_dir).matmul_weights * 64
     monkeypatch.setattr(pool_sizing, "MAX_PROFILING_FLOPS", flops - below)
-    machine, shapes = memory_capacity.simulated_mac("sim_m1_8gb"), (KVShape(4, 64, 64),) * 4
+    machine, shapes = simulated_mac("sim_m1_8gb"), (KVShape(4, 64, 64),) * 4
     pool = pool_sizing.size_pool(chosen, tiny_dir, machine, shapes, lambda: 100 * MIB)
     assert (100 * MIB in [part.bytes for part in pool.parts]) is measured
 

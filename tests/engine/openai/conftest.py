@@ -14,7 +14,8 @@ from stub_server import Stub
 
 from labkit import config
 from labkit.engine import openai
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.workload.requests.load_generator import ClientPool, LoadGenerator
 from labkit.workload.requests.memory_timeline import MemoryTimeline
 

@@ -25,7 +25,8 @@ def prompts(tiny_dir):
 @pytest.fixture(scope="module")
 def inside(tiny_dir, prompts):
     """The tokens that labkit's engine samples in this process, by prompt."""
-    from labkit.engine.request import Request, SamplingParams
+    from labkit.engine.request import Request
+    from labkit.engine.sampling.sampling_params import SamplingParams
 
     engine = create(config.Engine(name="paged", budget=config.Budget(blocks=40)), tiny_dir)
     params = SamplingParams(max_tokens=8, ignore_eos=True)

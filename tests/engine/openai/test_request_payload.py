@@ -7,7 +7,8 @@ import pytest
 
 from labkit import config
 from labkit.engine.openai.request_payload import PayloadBuilder
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 TEXTS = SimpleNamespace(prompt_text=lambda ids: ("a b", True))
 

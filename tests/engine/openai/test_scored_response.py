@@ -7,7 +7,8 @@ import pytest
 
 from labkit.engine.openai.http_client import CompletedResponse, ReceivedBytes
 from labkit.engine.openai.remote_engine import WRONG_SHAPE, ScoredResponse
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 REQUEST = Request("r", (7, 8, 9), SamplingParams(prompt_logprobs=2, max_tokens=1))
 POSITIONS = [

@@ -31,7 +31,7 @@ from labkit.engine.parallel.model_sharding import sharding_error
 from labkit.engine.parallel.rank_worker import ScheduleCheck
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.machine.facts import memory_capacity
+from labkit.machine.facts.simulated_macs import find_profile
 from labkit.models import resolve
 
 KERNELS = {
@@ -138,7 +138,7 @@ def test_arms_with_ranks_do_not_share_a_process():
 
 
 def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
-    machine = memory_capacity.find_profile("sim_m1_pro_16gb")
+    machine = find_profile("sim_m1_pro_16gb")
     whole = (KVShape(2, 64, 64),) * 3
     half = (KVShape(1, 64, 64),) * 3
     blocks = [

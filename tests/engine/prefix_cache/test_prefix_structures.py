@@ -8,7 +8,8 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.eviction import LFU, EvictionOrder, IdlePrefix
 from labkit.engine.prefix_cache.hash_table import HashPrefixCache
-from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.request import Request, RequestState
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 BOTH = pytest.mark.parametrize("name", ["hash", "radix"])
 SIZE = 2  # tokens in a block

@@ -1,7 +1,5 @@
 """One forward for a whole batch or for each request, replayed or layer by layer: equal tokens."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from architectures import settings
@@ -10,9 +8,7 @@ from small_models import build_model_dir
 from labkit import config
 from labkit.config import ConfigError
 from labkit.engine import EngineError, Request, SamplingParams, create
-from labkit.engine.engine_protocol import NO_TOKEN, Counters
-from labkit.engine.runner import model_runner
-from labkit.engine.runner.model_runner import LazyStepLauncher, ThreadStepLauncher
+from labkit.engine.engine_protocol import NO_TOKEN
 
 LENGTHS = (3, 1, 17, 40, 9)
 ENGINES = {
@@ -129,22 +125,3 @@ def test_recurrent_states_are_refused(tmp_path):
     model = build_model_dir(tmp_path / "lfm2", settings("lfm2"))
     with pytest.raises(EngineError, match=r"^engine\.forward=per_request: model_type=lfm2 has rec"):
         engine(model, "gather", forward=PER_REQUEST)
-
-
-def test_the_wait_for_a_step_is_counted_in_milliseconds(monkeypatch):
-    times = iter([10.0, 10.25])
-    clock = SimpleNamespace(perf_counter=lambda: next(times))
-    monkeypatch.setattr(model_runner, "time", clock)
-    counters = Counters()
-    launcher = ThreadStepLauncher(lambda batch: batch, counters)
-    assert launcher.launch("logits")() == "logits"
-    assert counters.as_dict()["pipeline.wait_ms"] == 250
-    launcher.close()
-
-
-@pytest.mark.parametrize("kind", [ThreadStepLauncher, LazyStepLauncher])
-def test_a_closed_launcher_refuses_every_step(kind):
-    launcher = kind(SimpleNamespace(launch=lambda batch: lambda: batch), Counters())
-    launcher.close()
-    with pytest.raises(EngineError, match=r"^the engine is closed$"):
-        launcher.launch("batch")

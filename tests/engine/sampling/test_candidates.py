@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from labkit.engine.request import SamplingParams
 from labkit.engine.sampling.sampler import candidates
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 
 def candidates_of(logits, **params):

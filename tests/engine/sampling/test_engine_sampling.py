@@ -5,7 +5,8 @@ import pytest
 
 from labkit import config
 from labkit.engine import create
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 PARAMS = [
     {},

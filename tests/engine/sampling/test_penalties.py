@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from labkit.engine.request import SamplingParams
 from labkit.engine.sampling.sampler import apply_params
+from labkit.engine.sampling.sampling_params import SamplingParams
 
 LOGITS = np.array([2.0, -2.0, 1.0, 0.5, -1.0], np.float32)
 TOKENS = [0, 1, 0, 2, 2, 4]  # the first two are the prompt's

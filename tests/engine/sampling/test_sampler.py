@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from labkit.engine.engine_protocol import NO_TOKEN, InvalidLogitsError
-from labkit.engine.request import Request, RequestState, SamplingError, SamplingParams
+from labkit.engine.request import Request, RequestState
 from labkit.engine.sampling.sampler import Sampled, sample_rows
+from labkit.engine.sampling.sampling_params import SamplingError, SamplingParams
 from labkit.engine.sampling.step_logits import DeviceLogits
 
 

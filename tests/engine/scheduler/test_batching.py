@@ -5,8 +5,9 @@ import pytest
 from labkit import config
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.request import Request
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler
 
 STATIC = {"admission": config.Admission.static, "order": config.Order.prefill_first}

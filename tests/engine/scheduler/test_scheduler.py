@@ -7,8 +7,9 @@ from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, TokenEvent
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
-from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.request import Request, RequestState
 from labkit.engine.sampling.sampler import Sampled
+from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler, scheduling_policies
 from labkit.engine.scheduler.scheduler_output import PrefillShare, ScheduledChunk, StepBuilder
 

@@ -11,7 +11,7 @@ from stub_engine import request as ask
 from labkit import config
 from labkit.engine import create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.request import SamplingError
+from labkit.engine.sampling.sampling_params import SamplingError
 from labkit.engine.speculation.draft_model import DraftModelProposer
 
 

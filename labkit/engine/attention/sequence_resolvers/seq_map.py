@@ -1,4 +1,4 @@
-"""Maps built on the host: one load in the kernel instead of a search.
+"""The resolver ``seq_map``: tables from the host with the sequence of every token and Q-block.
 
 ``token_map`` int32 [total_q] has the sequence of every token. ``qblock_map`` int32 [total_q // BQ +
 num_seqs] has the sequence of every Q-block, or -1 for a surplus Q-block. It is empty in a batch

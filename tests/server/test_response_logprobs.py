@@ -11,7 +11,8 @@ from test_routes import send
 
 from labkit.engine.engine_protocol import Logprobs
 from labkit.server.apis.completions_api import CompletionWriter, top_by_text
-from labkit.server.apis.generated_choice import GeneratedChoice, token_offsets
+from labkit.server.apis.generated_choice import GeneratedChoice
+from labkit.server.apis.response_logprobs import token_offsets
 from labkit.server.types.openai_types import CompletionRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from planted_cells import planted_cell
 
-from labkit.analysis.comparison import server_arm_checks
+from labkit.analysis.comparison import client_lateness, server_caveats
 from labkit.analysis.comparison.first_output_difference import text_difference, text_shares
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.comparison.validity_gates import healthy, identical
@@ -49,9 +49,9 @@ def run(arm="server", role="arm", client=None, server=None, traffic=None, output
 
 
 def test_a_faultless_server_without_token_ids_has_one_caveat():
-    (line,) = server_arm_checks.caveats([run()])
+    (line,) = server_caveats.caveats([run()])
     assert "the server returns no token ids" in line and "weaker" in line
-    assert list(server_arm_checks.caveats([run(server={"identity": "token ids"})])) == []
+    assert list(server_caveats.caveats([run(server={"identity": "token ids"})])) == []
     assert healthy([run()]).status == "pass"
 
 
@@ -59,16 +59,16 @@ def test_a_faultless_server_without_token_ids_has_one_caveat():
 def test_an_arm_without_notes_on_both_server_and_client_is_no_server(missing):
     engine = {"server": SERVER, "client": CLIENT, missing: None}
     record = replace(run(), notes={"engine": engine})
-    assert list(server_arm_checks.lateness_errors(record)) == []
-    assert list(server_arm_checks.caveats([record])) == []
+    assert list(client_lateness.lateness_errors(record)) == []
+    assert list(server_caveats.caveats([record])) == []
 
 
 def test_cached_tokens_are_not_judged_without_the_workload_s_sharing():
     record = run(server={"identity": "token ids"}, **{"tokens.cached": 89.0})
-    (line,) = server_arm_checks.caveats([record])
+    (line,) = server_caveats.caveats([record])
     assert "hit the server's cache" in line
     notes = {"engine": record.notes["engine"]}
-    assert list(server_arm_checks.caveats([replace(record, notes=notes)])) == []
+    assert list(server_caveats.caveats([replace(record, notes=notes)])) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_arrivals_that_were_sent_late_are_not_healthy():
 
 def test_counts_that_differ_are_named_with_the_first_request():
     server = {"disagree": [{"id": "r3", "usage": 20, "tokenizer": 21, "stream": None}]}
-    lines = list(server_arm_checks.caveats([run(server=server, **{"tokens.tokenizer": 44.0})]))
+    lines = list(server_caveats.caveats([run(server=server, **{"tokens.tokenizer": 44.0})]))
     assert (
         "server: its output tokens: 40 in the server's usage, 44 counted by the tokenizer, 40 in "
         "the stream; request r3: 20 in the server's usage, 21 counted by the tokenizer, none in "
@@ -136,7 +136,7 @@ def test_counts_that_differ_are_named_with_the_first_request():
 
 def test_every_peculiarity_of_a_server_is_a_caveat():
     server = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
-    lines = "\n".join(server_arm_checks.caveats([
+    lines = "\n".join(server_caveats.caveats([
         run(server=server, **{"tokens.prompt_usage": 95.0, "tokens.cached": 89.0,
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
@@ -155,11 +155,11 @@ def test_a_kept_server_without_cache_counts_is_not_assumed_cold():
     """Every run sends the same prompts, so a server that stays up may have them cached."""
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
-    (caveat, *_) = server_arm_checks.caveats([silent])
+    (caveat, *_) = server_caveats.caveats([silent])
     assert caveat.endswith(
         "may hold the previous run's prompts (the server does not report cached tokens)"
     )
-    assert not any("prefix cache" in line for line in server_arm_checks.caveats([run()]))
+    assert not any("prefix cache" in line for line in server_caveats.caveats([run()]))
 
 
 @pytest.mark.parametrize(("unshared", "most"), [(False, 88.0), (True, 48.0)])
@@ -169,7 +169,7 @@ def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request_and_the_answ
     def about_cache(cached):
         record = run(**{"tokens.cached": cached})
         notes = {**record.notes, "sharing": {**SHARING, "unshared": unshared}}
-        lines = server_arm_checks.caveats([replace(record, notes=notes)])
+        lines = server_caveats.caveats([replace(record, notes=notes)])
         return [line for line in lines if "the cache held" in line]
 
     assert about_cache(most) == []
@@ -179,8 +179,8 @@ def test_cache_hits_may_exceed_shared_tokens_by_a_block_per_request_and_the_answ
 
 def test_controls_and_arms_without_a_server_have_no_caveats():
     plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-01-01T00:00:00Z")
-    assert list(server_arm_checks.caveats([run(role="control"), plain])) == []
-    assert list(server_arm_checks.lateness_errors(plain)) == []
+    assert list(server_caveats.caveats([run(role="control"), plain])) == []
+    assert list(client_lateness.lateness_errors(plain)) == []
 
 
 def test_the_tables_have_a_line_for_every_server():
