@@ -22,11 +22,11 @@ from labkit.workload.requests.memory_timeline import MemoryTimeline
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory):
-    """The directory of the smallest model that labkit can build."""
+    """The directory of a model that is as small as vLLM allows: it refuses other heads."""
     from labkit.models.synthetic.synthetic_model import build
 
     shape = config.ModelShape(
-        hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
+        hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32,
         intermediate_size=32, vocab_size=512,
     )  # fmt: skip
     before = os.environ.get("LABKIT_CACHE")
