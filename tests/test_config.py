@@ -308,7 +308,11 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             "workload.window=0",
         ),
         (lambda: Scheduler(max_num_seqs=0), "engine.scheduler.max_num_seqs=0"),
-        (lambda: Scheduler(max_num_seqs=64, max_num_batched_tokens=8), "max_num_batched_tokens=8"),
+        (
+            lambda: Engine(scheduler=Scheduler(max_num_seqs=64, max_num_batched_tokens=8)),
+            "max_num_batched_tokens=8",
+        ),
+        (lambda: Engine(scheduler=Scheduler(chunk=513)), "engine.scheduler.chunk=513: must be 1"),
         (lambda: Scheduler(chunk=0), "engine.scheduler.chunk=0"),
         (lambda: Scheduler(admission=Admission.static), "engine.scheduler.admission=static"),
         (lambda: Scheduler(watermark=0.1), "engine.scheduler.watermark=0.1"),
