@@ -351,6 +351,8 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
             "workload.decoder_threads=0: must be 1 to 64",
         ),
         (lambda: Model(shape=ModelShape(), path="x"), "model.path=x"),
+        (lambda: Model(shape=ModelShape(), seed=-1), "model.seed=-1: must be 0 or more"),
+        (lambda: Model(name="local", path="x", seed=3), "model.seed=3: model=local is not built"),
         (lambda: Workload(concurrency=None), "kind=closed needs a number of clients"),
         (lambda: Workload(concurrency=0), "workload.concurrency=0"),
         (lambda: Workload(stagger_ms=-1), "workload.stagger_ms=-1"),
