@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from labkit.conformance import Check, Compose
 
 
+class _OverrideError(ConfigError):
+    """The user's overrides are invalid: no fault of the class."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     description = str(__doc__).partition(": ")[2]
@@ -62,8 +66,7 @@ def _check(path: str, overrides: Sequence[str]) -> int:
         kinds = "; ".join(f"{c.kind}: {', '.join(c.telling)}" for c in CONTRACTS)
         raise ConfigError(f"{path}: its methods fit none of the known kinds ({kinds})")
     print(f"checking {path} as: {contract.kind}")
-    lacking = [m for m in contract.methods if not callable(getattr(own_class, m, None))]
-    if lacking:
+    if lacking := contract.lacking(own_class):
         print(f"  FAIL  it has no method {', '.join(f'{m}()' for m in lacking)}")
         return 1
     passed = failed = 0
@@ -94,6 +97,8 @@ def _failure(check: Check, path: str) -> tuple[str, str] | None:
 
     try:
         check.run()
+    except _OverrideError:
+        raise
     except ContractError as error:
         return str(error), ""
     except (Exception, SystemExit) as error:
@@ -139,8 +144,12 @@ def _composer(overrides: Sequence[str]) -> Compose:
     typed = [read_override(word) for word in overrides]
 
     def compose(own: Mapping[str, str]) -> Experiment:
-        with study_composer.initialized():
-            return Composer().compose([*(f"{k}={v}" for k, v in own.items()), *typed])
+        words = [*(f"{key}={value}" for key, value in own.items()), *typed]
+        try:
+            with study_composer.initialized():
+                return Composer().compose(words)
+        except ConfigError as error:
+            raise _OverrideError(str(error)) from None
 
     return compose
 

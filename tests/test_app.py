@@ -310,6 +310,26 @@ def test_two_commands_of_one_second_have_a_folder_each(tmp_path, monkeypatch):
     assert all(Path(folder).is_dir() for folder in folders)
 
 
+def test_an_error_of_a_cell_is_said_at_once_and_the_others_are_reported(run_app, monkeypatch):
+    """It was said after the other cells had run, of which there was no report."""
+    events = []
+
+    def run(study, name, folder, compose):
+        events.append(name)
+        if "seed=1" in name:
+            raise ConfigError("its model is gone")
+
+    monkeypatch.setattr(run_study, "say", events.append)
+    monkeypatch.setattr(StudyRunner, "prepare", lambda study: None)
+    monkeypatch.setattr(StudyRunner, "run", run)
+    monkeypatch.setattr(StudyRunner, "finish", lambda study, pictures: events.append("report"))
+    words = ("ablation=seq_map", "workload=kernel_emulated", "seed=1,2", "out=study", "-m")
+    assert run_app(*words) == (2, "", "labkit: its model is gone\n")
+    first, line, second, report = events
+    assert (line, report) == (f"{first}: its model is gone", "report")
+    assert second == first.replace("seed=1", "seed=2")
+
+
 def test_a_new_folder_is_claimed_and_an_unused_one_removed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datetime, "datetime", OneSecond)
@@ -413,11 +433,20 @@ def test_help_on_a_topic_has_the_values_of_a_command(run_app, topic):
         (["--help", "ablation"], "  ablation=seq_map              Does a host-built"),
         (["--help", "engine.kv", "engine.kv.block_size=8"], "\n  engine.kv.block_size=8\n"),
         (["--help", "all"], "\n  engine.kv.block_size=16\n"),
+        (
+            ["--help", "engine.server", "engine.server.api_key=${oc.env:LABKIT_TEST_KEY}"],
+            "\n  engine.server.api_key=${oc.env:LABKIT_TEST_KEY}\n",
+        ),
+        (
+            ["--help", "workload", "experiment=seq_map_kernel", "scale=full"],
+            "\n  workload.max_pool_bytes=8589934592\n",
+        ),
         (["-sc", "install=zsh"], "compdef _labkit labkit"),
         (["-sc", "install=fish"], "complete -c labkit"),
     ],
 )
-def test_flags_that_only_print_exit_with_0(tmp_path, run_app, words, shows):
+def test_flags_that_only_print_exit_with_0(tmp_path, run_app, monkeypatch, words, shows):
+    monkeypatch.setenv("LABKIT_TEST_KEY", "k3y-of-mine")
     code, out, err = run_app(*words)
     assert code == 0, err
     assert shows in out

@@ -68,6 +68,7 @@ def test_the_api_key_can_come_from_an_environment_variable(monkeypatch):
         (["engine.attention.resolver=identity"], "resolver=identity: it handles decode only"),
         (["engine=openai"], "engine=openai: it forwards to another server"),
         (["shell=true", "server.port=1"], "server.port=1: shell=true starts no server"),
+        (["shell=true", "server.api_key=sesame"], "server.api_key: shell=true starts no server"),
         (["--colour"], "unrecognized arguments: --colour; --help"),
     ],
 )
@@ -79,6 +80,7 @@ def test_an_invalid_command_is_one_line(overrides, message, capsys, monkeypatch)
         status = exit_error.code
     captured = capsys.readouterr()
     assert status == 2 and captured.out == ""
+    assert "sesame" not in captured.err
     assert message in captured.err and captured.err.count("\n") == 1
     assert captured.err.startswith("labkit.serve: ")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from labkit.cli.hydra_arguments import CONF, Command
 from labkit.cli.run_study import run_hydra
 from labkit.cli.study_composer import initialized, register
-from labkit.config import require
+from labkit.config import ConfigError, require
 from labkit.config.option_index import OptionEntry, value_of
 
 
@@ -85,20 +86,21 @@ def _value_of_default_files() -> Callable[[OptionEntry], Any]:
 
 
 def _values(overrides: Sequence[str]) -> Callable[[OptionEntry], Any]:
-    """Return what gives an option's value in the config of a command."""
+    """Return what gives an option's value, as it is written, in the config of a command."""
     from omegaconf import OmegaConf
 
+    from labkit.experiment.compose.cell_composer import with_scale_overrides
     from labkit.experiment.hydra.hydra_composer import Composer
 
     register()
+    composer = Composer()
     with initialized():
-        tree = Composer().tree(overrides)
-
-    def value(entry: OptionEntry) -> Any:
-        part = None if "[]" in entry.key else OmegaConf.select(tree, entry.key)
-        return OmegaConf.to_container(part) if OmegaConf.is_config(part) else part
-
-    return value
+        tree = composer.tree(overrides)
+        with suppress(ConfigError):  # a page is shown even if options contradict each other
+            tree = composer.tree(with_scale_overrides(overrides, composer))
+    # Not resolved: a value may be that of an environment variable, and secret.
+    plain = OmegaConf.to_container(tree)
+    return lambda entry: value_of(plain, entry.key)
 
 
 def config_text(tree: Any, package: str = "", resolve: bool = False) -> str:

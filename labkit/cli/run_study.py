@@ -17,6 +17,7 @@ from labkit.cli.hydra_arguments import CONF, Command
 from labkit.cli.study_composer import compose_cells, launcher_of, with_sweep_as_arms
 from labkit.config import ConfigError, require
 from labkit.config.option_index import override_key
+from labkit.machine.exception_text import one_line
 from labkit.records import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _measure(
             run_hydra(argv, study)
         except Exception as error:
             if not is_lost_job(error):
+                if launcher.is_local:
+                    study.finish(pictures)  # the report of the other cells
                 raise
             lost_jobs = [str(error).split("\n")[0]]
         jobs.wait()
@@ -115,7 +118,8 @@ def _measure(
 def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
     """Let Hydra run a checked command: each of its jobs runs one cell of the study.
 
-    Hydra's exceptions reach the caller unchanged. ``study`` is None if the command only prints.
+    Hydra's exceptions reach the caller unchanged, and a cell's once the other cells have run.
+    ``study`` is None if the command only prints.
     """
     import logging
 
@@ -126,6 +130,7 @@ def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
     def job(config: Any) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
+        from labkit.experiment.compose.cell_name import cell_name
         from labkit.experiment.hydra.hydra_composer import unresolved
         from labkit.experiment.hydra.job_launchers import is_search
 
@@ -139,6 +144,8 @@ def run_hydra(argv: Sequence[str], study: StudyRunner | None = None) -> None:
             if is_search(facts) or not study.is_first_process:
                 raise
             errors.append(error)  # Hydra would print a line of its own before it is raised
+            if study.has_several_cells:
+                say(f"{cell_name(task)}: {one_line(error)}")
             return None
 
     logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error

@@ -68,6 +68,10 @@ class StudyRunner:
             "is_first_process": False,
         }
 
+    @property
+    def has_several_cells(self) -> bool:
+        return len(self._composed) > 1
+
     def refuse_changes(self) -> None:
         """Check that the arms and designs in the folder are this study's. Nothing is written.
 

@@ -89,7 +89,7 @@ class Design(Group, place="design"):
     looks: list[PlannedLook] = option(
         factory=list,
         meaning="Interim looks, at which the study stops if everything is decided; the last block "
-        "spends the rest of alpha.",
+        "spends the alpha that they leave, unless it has a look of its own.",
     )
     eliminate: bool = option(
         False,
@@ -130,8 +130,8 @@ class Design(Group, place="design"):
         """The interim looks and the final look, which is after the last block.
 
         If the final look is not declared, it spends the alpha that the earlier looks leave, and
-        declared looks after the last block are dropped. The list is empty if no interim look
-        remains.
+        declared looks after the last block are dropped. If it is, they stay as declared, for the
+        study may grow to them. The list is empty if no interim look remains.
         """
         if any(look.blocks == self.blocks for look in self.looks):
             return self.looks

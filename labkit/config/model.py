@@ -147,7 +147,7 @@ class Model(Group, place="model"):
         "Directory that mlx_lm can load, GGUF file, or hub id that is in the Hugging Face cache.",
         null_means="a model that is built or shipped in a package",
     )
-    seed: int = option(0, "Seed of a built model's weights.")
+    seed: int = option(0, "Seed of a built model's weights.", ge=0)
     shape: ModelShape | None = None
     packaged: PackagedFile | None = None
 
@@ -162,6 +162,8 @@ class Model(Group, place="model"):
             self.shape is None or self.packaged is None,
             f"model.shape: model={self.name} comes in a package; use model=tiny or model=small",
         )
+        if self.shape is None:
+            self.require_default("seed", f"model={self.name} is not built from a seed")
 
     @property
     def has_source(self) -> bool:

@@ -43,13 +43,14 @@ def count_text(n: int, noun: str) -> str:
 def override_text(value: Any) -> str:
     """Return an option's value as an override spells it, such as ``null`` or ``true``.
 
-    Lists and maps are shortened to ``[...]`` and ``{...}``.
+    Lists and maps are shortened to ``[...]`` and ``{...}``. A text from the environment is its
+    expression.
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | dict):
         return ("[{}]" if isinstance(value, list) else "{{{}}}").format("..." if value else "")
-    return str(value.value if isinstance(value, Enum) else value)
+    return f"{value.value if isinstance(value, Enum) else value}"
 
 
 class GPU(Enum):

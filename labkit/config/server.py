@@ -162,6 +162,10 @@ class ServeConfig(Group):
             "engine=openai: it forwards to another server; set an engine that runs here, such as "
             "engine=paged",
         )
+        why = "shell=true starts no server"
+        require(  # without the key, which is a secret
+            not self.shell or self.server.api_key is None, f"server.api_key: {why}; leave it null"
+        )
         for name, _, _ in self.server.options() if self.shell else ():
             if name != "max_output_tokens":
-                self.server.require_default(name, "shell=true starts no server")
+                self.server.require_default(name, why)

@@ -24,8 +24,12 @@ CONTRACTS = (
 
 
 def contract_of(own_class: Any) -> Contract | None:
-    """Return the contract that fits the methods of a class, or None if none fits."""
-    return next((contract for contract in CONTRACTS if contract.fits(own_class)), None)
+    """Return the contract that fits the methods of a class, or None if none fits.
+
+    Of several that fit, it is the first one all of whose methods the class has.
+    """
+    fitting = [contract for contract in CONTRACTS if contract.fits(own_class)]
+    return min(fitting, key=lambda contract: bool(contract.lacking(own_class)), default=None)
 
 
 __all__ = ["CONTRACTS", "Check", "Compose", "Contract", "ContractError", "contract_of"]

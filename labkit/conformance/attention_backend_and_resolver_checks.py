@@ -28,9 +28,12 @@ TOLERANCE = 1e-4  # share of the values' range; float32 summation in any order s
 def resolver_checks(path: str, compose: Compose) -> Iterator[Check]:
     """Yield the checks of the resolver ``path``: ``package.module:Class`` or a built-in name."""
     loaded: list[Resolver] = []
-    yield Check(
-        "it can be created", lambda: loaded.append(sequence_resolvers.create(path)), needed=True
-    )
+
+    def load() -> None:
+        compose({})  # these checks read no option, but a wrong one is refused
+        loaded.append(sequence_resolvers.create(path))
+
+    yield Check("it can be created", load, needed=True)
     for name, lengths in BATCHES.items():
         if path in DECODE_ONLY and max(lengths) > 1:
             continue

@@ -43,6 +43,10 @@ class Contract:
         """Return whether a class has a method by which this kind is recognised."""
         return any(callable(getattr(own_class, method, None)) for method in self.telling)
 
+    def lacking(self, own_class: Any) -> list[str]:
+        """Return the methods of this kind that a class does not have."""
+        return [name for name in self.methods if not callable(getattr(own_class, name, None))]
+
 
 def demand(condition: bool, message: str) -> None:
     """Raise ``ContractError(message)`` unless ``condition`` holds."""

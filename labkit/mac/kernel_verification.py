@@ -3,23 +3,23 @@
 Every arm of every cell launches each of its cases. The output is compared with the output of the
 float64 reference, which runs on the CPU with the same input. The results are written to FILE as a
 Markdown table, one row after every case. Exit codes: 0 if all outputs are right, 1 if an output is
-wrong or missing, 2 for a mistake in the overrides.
+wrong or missing, 2 for a mistake in the command.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit import workload
 from labkit.cli import hydra_arguments, study_composer
-from labkit.cli.argparse_program import print_error
-from labkit.config import Attention, ConfigError, Experiment, Precision
+from labkit.cli.argparse_program import Program, user_path
+from labkit.config import Attention, ConfigError, Experiment, Precision, require
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
 
@@ -35,6 +35,7 @@ MAX_RELATIVE_ERROR = {
 TABLE_HEADER = (
     "| cell | arm | case | largest error | allowed | |\n| --- | --- | --- | ---: | ---: | --- |"
 )
+SKIPPED = "skipped: "
 
 CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # case -> output, or reason of its absence
 
@@ -56,6 +57,11 @@ class CaseVerification:
         return self.missing is None and self.error <= self.max_error
 
     @property
+    def is_skipped(self) -> bool:
+        """Whether the case is too large for ``workload.max_pool_bytes``."""
+        return self.missing is not None and self.missing.startswith(SKIPPED)
+
+    @property
     def table_row(self) -> str:
         """The row of the Markdown table."""
         verdict = self.missing or ("right" if self.is_right else "WRONG")
@@ -65,7 +71,7 @@ class CaseVerification:
 
 
 def verifications(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
-    """Yield the result of every case of every arm. Cases too large for the memory are left out."""
+    """Yield the result of every case of every arm."""
     expected: dict[str, CaseOutputs] = {}
     for cell in cells:
         for arm in cell.arms:
@@ -86,17 +92,22 @@ def _launching_once(experiment: Experiment) -> Experiment:
 
 
 def launch_cases(experiment: Experiment) -> CaseOutputs:
-    """Launch the cases of a kernel workload that fit in memory and return their outputs by case.
+    """Launch the cases of a kernel workload and return their outputs by case.
 
-    If an exception is raised, every case maps to the exception's text instead of an output.
+    A case that is skipped maps to the reason instead of an output. If an exception is raised, every
+    case maps to the exception's text.
     """
     names = [case.name for case in experiment.workload.cases]
     try:
         measured = workload.measure(experiment)
     except Exception as error:
         return dict.fromkeys(names, one_line_with_type(error))
-    digests = {case.case: case.outputs["digest"] for case in measured.cases if case.outputs}
-    return {case: measured.values[digest] for case, digest in digests.items()}
+    return {
+        case.case: measured.values[case.outputs["digest"]]
+        if case.outputs
+        else f"{SKIPPED}{case.skipped}"
+        for case in measured.cases
+    }
 
 
 def _compare_cases(
@@ -116,20 +127,34 @@ def _compare_cases(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    file, *overrides = sys.argv[1:] if argv is None else argv
+    parser = Program(prog=PROG, description="Compare the outputs of kernels with a reference.")
+    parser.add_argument("file", metavar="FILE", type=user_path, help="the table to write")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="options of the config")
+    parser.add_argument("-m", action="store_true", help="an option may have several values")
+    return parser.run(argv, _verify, refused=(ConfigError,))
+
+
+def _verify(options: argparse.Namespace) -> int:
     study_composer.register()
-    try:
-        cells = study_composer.compose_cells(hydra_arguments.parse(overrides))
-    except ConfigError as error:
-        return print_error(PROG, error)
-    num_wrong = 0
-    with Path(file).open("w", encoding="utf-8") as table:
+    command = hydra_arguments.parse([*options.overrides, *["-m"] * options.m])
+    cells = study_composer.compose_cells(command)
+    for kind in (cell.experiment.workload for cell in cells):
+        require(
+            kind.times_kernels,
+            f"workload={kind.name}: it has no kernels to verify; set one that has, such as "
+            "workload=kernel_seq_map",
+        )
+    num_wrong = num_skipped = 0
+    with options.file.open("w", encoding="utf-8") as table:
         print(TABLE_HEADER, file=table)
         for result in verifications(cells):
             print(result.table_row, file=table, flush=True)
             print(result.table_row, flush=True)
-            num_wrong += not result.is_right
-    print(f"cases wrong or missing: {num_wrong}" if num_wrong else "all cases are right")
+            num_skipped += result.is_skipped
+            num_wrong += not (result.is_right or result.is_skipped)
+    skipped = f"; skipped: {num_skipped}" if num_skipped else ""
+    right = f"cases wrong or missing: {num_wrong}" if num_wrong else "all cases are right"
+    print(f"{right}{skipped}")
     return 1 if num_wrong else 0
 
 

@@ -19,6 +19,7 @@ from labkit.machine.facts import mlx_default_device
 PROG = "python -m labkit.mac.nvidia_steps"
 ON_CUDA = "engine.attention.device=cuda"
 ABLATIONS = ("resolver", "split_kv", "grid")
+POOL_LIMIT = f"workload.max_pool_bytes={8 << 30}"  # that of the seven rows at scale=full
 STEP_TIMEOUT_S = 240.0
 
 
@@ -36,7 +37,7 @@ def gpu_steps(folder: Path, _memory_bytes: int, device: str = ON_CUDA) -> tuple[
         MacStep(
             "answers",
             "the cases of the studies below, on the GPU, against the reference on the CPU",
-            ("-m", "labkit.mac.kernel_verification", answers, *kernels, verified, "-m"),
+            ("-m", "labkit.mac.kernel_verification", answers, *kernels, POOL_LIMIT, verified, "-m"),
         ),
         study("seq_map", "the article's seven rows, in its grid", *seven_rows, "design.time=90s"),
         *(

@@ -10,7 +10,11 @@ import pytest
 from labkit import check
 from labkit.config import RESOLVERS
 from labkit.config.engine import EVICTIONS
-from labkit.conformance import attention_backend_and_resolver_checks, workload_and_source_checks
+from labkit.conformance import (
+    attention_backend_and_resolver_checks,
+    contract_of,
+    workload_and_source_checks,
+)
 from labkit.conformance.contract import ContractError
 from labkit.conformance.engine_checks import (
     _reference,
@@ -216,12 +220,12 @@ def test_labkit_s_requests_and_their_source_keep_the_contract(compose):
     assert failures(source_checks("chat", compose)) == []
 
 
-def run(file, source, tmp_path, monkeypatch, capsys):
+def run(file, source, tmp_path, monkeypatch, capsys, *overrides):
     """Run the command on a class; return its exit code and output."""
     module = f"checked_{next(NUMBERS)}"
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    code = check.main([f"{module}:{NAMES[file]}", *SMALL])
+    code = check.main([f"{module}:{NAMES[file]}", *SMALL, *overrides])
     return code, capsys.readouterr().out.replace(module, "own")
 
 
@@ -261,6 +265,26 @@ def test_a_mistake_in_the_command_is_one_line(path, reason, capsys):
     assert check.main([path]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"labkit.check: {path}: ") and reason in line
+
+
+@pytest.mark.parametrize(
+    ("file", "override"), [("plain", "model=tinny"), ("maps", "engine.kv.block_size=7")]
+)
+def test_a_mistake_in_an_override_is_no_failed_check(file, override, tmp_path, monkeypatch, capsys):
+    code, out = run(file, CLASSES[file], tmp_path, monkeypatch, capsys, override)
+    assert code == 2 and "FAIL" not in out, out
+
+
+def test_a_class_is_of_the_kind_all_of_whose_methods_it_has():
+    """A queue with a helper ``step`` was an engine that lacks the rest."""
+
+    class Queue:
+        def key(self, request): ...
+        def step(self): ...
+
+    assert contract_of(Queue).kind == "queue"
+    del Queue.key
+    assert contract_of(Queue).kind == "engine"
 
 
 def test_a_module_that_raises_shows_its_traceback(tmp_path, monkeypatch, capsys):

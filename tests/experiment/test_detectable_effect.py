@@ -101,6 +101,8 @@ def test_a_look_detects_with_its_own_alpha(known, tmp_path):
     each = [single_row_mde_pct(0.01, look.blocks, 1, look.alpha, 0.2, 7) for look in looks]
     assert each[1] < each[0]
     assert f"detects {each[1]:.1f} % at best" in forecast(design, tmp_path)
+    shorter = Design(blocks=8, looks=looks)  # it may grow to the second look
+    assert f"detects {each[0]:.1f} % at best" in forecast(shorter, tmp_path)
 
 
 def test_a_sweep_s_effect_is_that_by_which_a_setting_is_told_from_the_best(known, tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.cli import run_study, study_composer
-from labkit.config import ConfigError, Experiment, ListedRequest, from_plain, to_plain
+from labkit.config import ConfigError, Engine, Experiment, ListedRequest, from_plain, to_plain
 from labkit.config.env_interpolation import hide_values
 from labkit.experiment.compose.cell_composer import to_cell, write_config
 from labkit.experiment.schedule.cell_manifest import write_manifest
@@ -127,6 +127,14 @@ def test_a_message_does_not_hold_the_value(compose, words, message):
     with pytest.raises(ConfigError, match=message) as caught:
         compose(*OPENAI, *words)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_refusal_of_an_option_has_its_expression(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_KEY", "k3y-of-mine")
+    key = "${oc.env:LABKIT_TEST_KEY}"
+    with pytest.raises(ConfigError, match="does not read it") as caught:
+        from_plain(Engine, {"server": {"api_key": key}})
+    assert str(caught.value).startswith(f"engine.server.api_key={key}: ")
 
 
 def test_a_variable_that_a_worker_lacks_is_named(compose, monkeypatch):

@@ -323,12 +323,14 @@ def test_a_process_that_arms_share_starts_once(tmp_path):
 
 
 TEN = ("design.blocks=10", "design.looks=[{blocks: 8, alpha: 0.02}]")
+EIGHT = ("design.blocks=8", "design.looks=[{blocks: 8, alpha: 0.02}, {blocks: 12, alpha: 0.03}]")
 
 
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
         (("ablation=seq_map", *TEN), "looks after blocks 8 (alpha 0.02), 10 (alpha 0.03)"),
+        (("ablation=seq_map", *EIGHT), "looks after blocks 8 (alpha 0.02) start-up"),
         (("ablation=forward", *TEN), None),  # three arms: .023 is the smallest p after 8 blocks
         (("ablation=forward", "design.alpha=0.005"), "at least 11 blocks"),
     ],

@@ -57,6 +57,12 @@ def test_a_scale_may_set_options_of_one_arm(scaled, tmp_path):
     assert contiguous.budget.bytes == 1 << 30
 
 
+def test_a_scale_s_values_may_have_units(scaled, tmp_path):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text("# @package _global_\nscales: {cpu: {design.time: 10m}}\n")
+    assert cell_of(scaled).experiment.design.time == 600
+
+
 def test_a_scale_is_noted_in_the_manifest(scaled, tmp_path):
     from labkit.experiment.compose.cell_composer import to_cell
     from labkit.experiment.schedule.cell_manifest import write_manifest

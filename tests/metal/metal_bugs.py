@@ -128,12 +128,12 @@ BUGS = {
         "decode negative",
     ),
     "masked NaN multiplied by 0": Bug(
-        "decode", "s < slot_begin ? 0.0f : float(value[d])", "float(value[d])", "decode masking"
+        "decode", "s < slot_begin ? 0.0f : loaded", "loaded", "decode masking"
     ),
     "masked NaN in an 8x8 product": Bug(
         "tiled",
-        "key >= last.begin && key + 8 <= first.end",
-        "key + 8 <= first.end",
+        "(key >= last.begin && key + 8 <= first.end)",
+        "(key + 8 <= first.end)",
         "tiled skipping",
     ),
     "infinity in fast maths": Bug("common", "LOWEST = -FLT_MAX", "LOWEST = -INFINITY", "decode"),

@@ -128,7 +128,7 @@ def _bad_value():
     # One value is NaN in a slot that no window of the last ten tokens reaches.
     b = batch([10, 1], [70, 45], heads=2)
     v_pool = b.v_pool.copy()
-    v_pool[b.block_tables[0, 3], 3] = np.nan  # token 51; windows begin at 52
+    v_pool[b.block_tables[0, 3], 3] = np.nan  # token 51; windows of 9 begin at 52
     return replace(b, v_pool=v_pool)
 
 
@@ -215,7 +215,7 @@ PROBES = {
     "tiled": Probe(_mixed_half, "tiled"),
     "tiled options": Probe(_optioned_rows, "tiled", ALL),
     "tiled masking": Probe(
-        _bad_value, "tiled", {"window": 9, "window_skip": False}, {}, {"window_skip": True}
+        _bad_value, "tiled", {"window": 6, "window_skip": False}, {}, {"window_skip": True}
     ),
     "tiled edge": Probe(_shown_value, "tiled"),
     "tiled tokens": Probe(_mixed, "tiled", {}, {"unit": "token"}),

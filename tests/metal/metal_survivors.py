@@ -97,11 +97,16 @@ SURVIVORS = {
             "sum += simd_shuffle_xor(sum, ushort(9));",
         ],
     },
-    "A tile that all rows see is computed element by element: slower, equal results.": {
-        ("tiled", "if (key >= last.begin && key + 8 <= first.end) {"): [
-            "if (key >= last.begin && key + 8 < first.end) {",
-            "if (key > last.begin && key + 8 <= first.end) {",
-            "if (key >= last.begin && key + 9 <= first.end) {",
+    "A tile that all rows see, or none, is computed element by element: slower, equal results.": {
+        ("tiled", "const bool masked = !WINDOW_SKIP && key + 8 <= first.begin;"): [
+            "const bool masked = !WINDOW_SKIP && key + 8 < first.begin;",
+            "const bool masked = !WINDOW_SKIP && key + 9 <= first.begin;",
+        ],
+        ("tiled", "if (masked || (key >= last.begin && key + 8 <= first.end)) {"): [
+            "if (masked && (key >= last.begin && key + 8 <= first.end)) {",
+            "if (masked || (key >= last.begin && key + 8 < first.end)) {",
+            "if (masked || (key > last.begin && key + 8 <= first.end)) {",
+            "if (masked || (key >= last.begin && key + 9 <= first.end)) {",
         ],
     },
     "The thread past the last dimension computes a sum that it does not store.": {

@@ -1,11 +1,15 @@
 """The emulated kernels equal the float64 oracle, under three schedules each."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metal_batches import RESOLVERS, attend, batch, check
+from metal_batches import RESOLVERS, attend, batch, check, prover
+
+from labkit.metal.emulator import KernelFault
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -99,6 +103,23 @@ def test_window_skip_changes_the_visited_blocks_and_no_bit(kernel):
     masking, without_skip, _ = attend(b, kernel=kernel, window=20, window_skip=False)
     assert masking.tobytes() == skipping.tobytes()
     assert with_skip.kv_blocks_visited < without_skip.kv_blocks_visited
+
+
+@pytest.mark.parametrize("kernel", ["decode", "tiled"])
+def test_without_window_skip_masked_values_are_read(kernel):
+    """The pool of values ends before the block of the first keys: reading these is a fault."""
+    b = batch([2], [96], heads=2, kv_heads=1)
+    tables, last = b.block_tables.copy(), len(b.v_pool) - 1
+    tables[tables == last], tables[0, 0] = tables[0, 0], last
+    b = replace(b, block_tables=tables)
+
+    def shortened(call):
+        inputs = ((k, v[:-1] if k == "v_pool" else v) for k, v in call.inputs)
+        return prover()(call.with_inputs(tuple(inputs)))
+
+    attend(b, kernel=kernel, executor=shortened, window=20)
+    with pytest.raises(KernelFault, match="outside v_pool"):
+        attend(b, kernel=kernel, executor=shortened, window=20, window_skip=False)
 
 
 @pytest.mark.parametrize("kernel", ["decode", "tiled"])

@@ -267,6 +267,8 @@ class Engine(Group, place="engine"):
             self._check_parallel()
         if self.name in EXTERNAL_ENGINES:
             self._check_external()
+        else:
+            self.scheduler.check_step_tokens()
         if self.name == "openai":
             self.server.check_startable()
             if not self.server.takes_blas:

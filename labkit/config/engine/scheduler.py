@@ -71,7 +71,7 @@ class Scheduler(Group, place="engine.scheduler"):
         "Prefill chunk: maximum prompt tokens of one request in a step.",
         ge=1,
         unit="tokens",
-        null_means="no cap besides max_num_batched_tokens",
+        null_means="no cap besides max_num_batched_tokens; 2048 with engine=mlx_lm",
         mlx_lm=True,
     )
     chunk_policy: ChunkPolicy = option(ChunkPolicy.static)
@@ -114,16 +114,6 @@ class Scheduler(Group, place="engine.scheduler"):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.max_num_seqs <= self.max_num_batched_tokens,
-            f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}: must be at "
-            f"least engine.scheduler.max_num_seqs={self.max_num_seqs} (one token each)",
-        )
-        require(
-            self.chunk is None or self.chunk <= self.max_num_batched_tokens,
-            f"engine.scheduler.chunk={self.chunk}: must be 1 to "
-            f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}, or null",
-        )
-        require(
             self.admission is not Admission.static or self.order is Order.prefill_first,
             "engine.scheduler.admission=static: a static batch prefills first; set "
             "engine.scheduler.order=prefill_first",
@@ -137,6 +127,19 @@ class Scheduler(Group, place="engine.scheduler"):
             self._check_shrinking()
         if self.prefill_floor is not None:
             self._check_floor(self.prefill_floor)
+
+    def check_step_tokens(self) -> None:
+        """Check what ``max_num_batched_tokens`` limits; engines of others have no such limit."""
+        require(
+            self.max_num_seqs <= self.max_num_batched_tokens,
+            f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}: must be at "
+            f"least engine.scheduler.max_num_seqs={self.max_num_seqs} (one token each)",
+        )
+        require(
+            self.chunk is None or self.chunk <= self.max_num_batched_tokens,
+            f"engine.scheduler.chunk={self.chunk}: must be 1 to "
+            f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}, or null",
+        )
 
     @property
     def takes_priorities(self) -> bool:

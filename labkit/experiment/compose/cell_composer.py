@@ -176,7 +176,9 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
     # ``++``: a scale may add an arm, whose keys do not exist yet.
     add = {key: "++" if key.startswith("ablation.arms.") else "" for key in scaled}
     scale_overrides = [
-        f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
+        in_units_of_option(f"{add[key]}{key}={hydra_quote(value)}")
+        for key, value in scaled.items()
+        if key not in given
     ]
     return [*scale_overrides, *overrides]
 

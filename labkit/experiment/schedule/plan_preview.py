@@ -324,10 +324,10 @@ def _plan_lines(plan: CellPlan, history: StudyHistory) -> Iterator[str]:
     yield from plan.warnings
     if composed.separate_processes_reason is not None:
         yield f"{SEPARATE[design.isolation]}: {composed.separate_processes_reason}"
-    if design.looks:
-        looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
+    if looks := [look for look in design.looks if look.blocks <= design.blocks]:
+        shown = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in looks)
         done = "leaves one best setting" if cell.sweep else "decides every primary row"
-        yield f"ends at the first look that {done}; looks after blocks {looks}"
+        yield f"ends at the first look that {done}; looks after blocks {shown}"
     if design.eliminate:
         yield "each look may drop settings, so these runs and this time are upper limits"
     yield power_forecast.start_up_line(cell, composed, history)

@@ -54,7 +54,8 @@ def detectable_effect_line(cell: ReadyCell, composed: ComposedCell, history: Stu
     share, level = noise.alpha_share or 1.0 / rows, power.attained_alpha
     if cell.sweep:  # the question is which setting is best
         share, level = 1.0 / rows, power.ranked_alpha
-    looks = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
+    looks = [(look.blocks, look.alpha) for look in design.looks if look.blocks <= design.blocks]
+    looks = looks or [(design.blocks, design.alpha)]
     runs, sd_df = design.runs_per_block, noise.degrees_of_freedom
     effects = [
         power.single_row_mde_pct(noise.sd, blocks, runs, alpha / arms, share, sd_df, level)

@@ -132,15 +132,16 @@ for (int first_head = unit_head; first_head < unit_head + heads; first_head += H
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Values: each lane has some dimensions, and all heads share a load. A masked value may be
-    // NaN, and 0 * NaN is NaN, so masked slots are skipped and not multiplied by 0.
+    // Values: each lane has some dimensions, and all heads share a load. Without WINDOW_SKIP,
+    // masked ones are read, too. They may be NaN, and 0 * NaN is NaN, so they become 0.
     for (int s = WINDOW_SKIP ? slot_begin : 0; s < slot_end; ++s) {
       const device T* value =
           v_pool + ((block_id * BLOCK_SIZE + s) * num_kv_heads + kv_head) * HEAD_DIM;
       for (int i = 0; i < DIMS_PER_LANE; ++i) {
         const int d = lane + i * LANES;
         if (d < HEAD_DIM) {
-          const float v = s < slot_begin ? 0.0f : float(value[d]);
+          const float loaded = float(value[d]);
+          const float v = s < slot_begin ? 0.0f : loaded;
           for (int h = 0; h < HEADS; ++h) {
             acc[h * DIMS_PER_LANE + i] += weights[(group * HEADS + h) * BLOCK_SIZE + s] * v;
           }

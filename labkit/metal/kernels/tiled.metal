@@ -140,10 +140,15 @@ for (int head = unit_head; head < unit_head + heads; ++head) {
       }
       const device T* values = v_pool + rows_of_pool[j] * HEAD_DIM;
       const size_t stride = size_t(num_kv_heads) * HEAD_DIM;
-      if (key >= last.begin && key + 8 <= first.end) {  // every row sees all eight
+      // Without WINDOW_SKIP, values before the window of every row are read, too, and become 0.
+      const bool masked = !WINDOW_SKIP && key + 8 <= first.begin;
+      if (masked || (key >= last.begin && key + 8 <= first.end)) {  // every row sees all eight
         simdgroup_matrix<T, 8, 8> v;
         for (int d = 0; d < SLABS; ++d) {
           simdgroup_load(v, values + d * 8, ulong(stride), ulong2(0), false);
+          for (int i = 0; i < 2; ++i) {
+            v.thread_elements()[i] = masked ? T(0.0f) : v.thread_elements()[i];
+          }
           simdgroup_multiply_accumulate(acc[d], scores[j], v, acc[d]);
         }
       } else {

@@ -39,7 +39,7 @@ def test_options_of_other_engines_are_refused(changes, message):
 
 
 def test_supported_options_are_accepted():
-    scheduler = config.Scheduler(max_num_seqs=4, chunk=64)
+    scheduler = config.Scheduler(max_num_seqs=1024, chunk=2048)
     engine = config.Engine(
         name="mlx_lm",
         threads=1,
@@ -50,7 +50,7 @@ def test_supported_options_are_accepted():
         mlx=config.Mlx(tf32=False, bfs_max_width=8),
         scheduler=scheduler,
     )
-    assert engine.scheduler.chunk == 64
+    assert engine.scheduler.chunk == 2048
 
 
 def test_a_kernel_workload_is_refused():
