@@ -143,14 +143,14 @@ class MetricRow:
         It is this row, or that of the two alone if a value is not above 0. If one of theirs is 0,
         none is below 0, and 0 is a result of the metric, they are compared by differences, in units
         of the baseline's mean. If that is 0, the unit is the metric's own, and the difference has
-        no percentage.
+        no percentage. In a row that is tested, this holds for two constant arms, too.
         """
-        if self.positive:
+        if self.positive or self.is_computed:
             return self
         own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
         row = replace(self, arms=own)
         if row.is_computed:  # whether a row is tested does not depend on the pair
-            return self
+            row = replace(self)
         is_result = metric_definition(self.metric, self.unit).zero_is_result
         if is_result and not row.positive and min(v.value for vs in own.values() for v in vs) >= 0:
             row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or 1.0
