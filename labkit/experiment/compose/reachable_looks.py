@@ -65,8 +65,8 @@ def _first_that_reaches(alpha: float, blocks: Sequence[int], design: Design, arm
     if found is None:
         smallest = arms * design.smallest_p(blocks[-1])
         raise ConfigError(
-            f"design.alpha={design.alpha:g}: with {count_text(arms, 'arm')}, no p is below "
-            f"{smallest:.2g}; set a larger alpha, or compare fewer arms"
+            f"design.alpha={design.alpha:g}: the last look has {alpha:g}, and with "
+            f"{count_text(arms, 'arm')} no p is below {smallest:.2g}; set a larger alpha"
         )
     return found
 
