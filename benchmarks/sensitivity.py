@@ -6,10 +6,11 @@
 
 Every study has three arms: the baseline, a planted one (slower by 1 % inside the launch for
 kernels, by 3 % inside the engine's step for requests) and the control, a copy of the baseline. A
-detection is a row of the report in which the planted arm is slower (adjusted p at most alpha). A
-false claim is a row in which the copy differs. ``--busy`` runs a busy process beside the studies.
-Engines then use one core less (``engine.threads``), because a step waits for all of its threads,
-and servers of labkit and their clients a single one.
+detection is a row of the report in which the planted arm is slower (the interval, which has the
+level of the row's last look, excludes 0). A false claim is a row in which the copy differs.
+``--busy`` runs a busy process beside the studies. Engines then use one core less
+(``engine.threads``), because a step waits for all of its threads, and servers of labkit and their
+clients a single one.
 ``--processes`` sets the number of processes of each study. ``--time 60`` leaves it to labkit, as a
 user's study does: ``design.time=60``, a pilot, and looks at which a row stops.
 
@@ -381,12 +382,12 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
     """
     planted = next(arm["name"] for arm in cell["arms"] if arm["name"].startswith("planted"))
     rows = [row for row in cell["rows"] if row["primary"]]
-    alpha = cell["design"]["alpha"]
     hits, false = [], []
     for row in rows:
         slower = 1 if row["better"] == "lower" else -1
         for c in row["comparisons"]:
-            claimed = c["p_adjusted"] is not None and c["p_adjusted"] <= alpha
+            low, high = c["ci_low_pct"], c["ci_high_pct"]
+            claimed = None not in (c["p_adjusted"], low, high) and not low <= 0 <= high
             if claimed and c["arm"] == planted and c["effect_pct"] * slower > 0:
                 hits.append(row["case"])
             if claimed and c["arm"] == "control":

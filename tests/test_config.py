@@ -390,6 +390,7 @@ def test_unknown_keys_and_wrong_types_are_refused_with_their_path():
         (lambda: Design(blocks=0), "design.blocks=0"),
         (lambda: Design(runs_per_block=3), "design.runs_per_block=3"),
         (lambda: Design(alpha=0), "design.alpha=0"),
+        (lambda: Design(alpha=1e-5), "design.alpha=1e-05: must be 2e-05 to 0.5 (probability)"),
         (lambda: Design(timeout_s=0), "design.timeout_s=0"),
         (lambda: experiment(seed=-1), "seed=-1"),
         (
@@ -478,7 +479,7 @@ def test_each_rule_names_its_option_in_one_line(make, names):
 def test_a_design_of_very_many_blocks_has_a_smallest_p():
     """6 ** 397 is more than a float holds."""
     many = Design(blocks=1000, runs_per_block=2, looks=[PlannedLook(500, 0.01)])
-    assert many.smallest_p(1000) == 0.0 < many.smallest_p(300)
+    assert many.smallest_p(1000) == 2e-5 < many.smallest_p(6) == 2 / 6**6
 
 
 def preset(name, layout="padded", backend="sdpa", scheduler=None, dtype=KVDType.float32, **options):

@@ -117,6 +117,19 @@ def test_live_sets_are_compared_with_the_other_isolations_in_every_row(benchmark
     assert sensitivity.table(studies).count("\n") == 1  # these have no control to count
 
 
+@pytest.mark.parametrize(("low", "named"), [(-0.1, False), (0.1, True)])
+def test_a_delay_is_detected_at_the_level_of_the_look_that_ended_the_row(benchmark, low, named):
+    """A first look spends a fifth of alpha: an adjusted p of .03 is no detection there."""
+    one = {"effect_pct": 1.0, "ci_low_pct": low, "ci_high_pct": 2.0, "p_adjusted": 0.03}
+    arms = ("planted_1pct", "control")
+    row = {"case": "decode", "primary": True, "better": "lower"}
+    row["comparisons"] = [{"arm": arm, **one} for arm in arms]
+    cell = {"arms": [{"name": arm} for arm in arms], "rows": [row], "gates": {}}
+    cell["design"] = {"alpha": 0.05}
+    result = benchmark("sensitivity").study_result(cell)
+    assert (result["named"], result["false"]) == (named, named)
+
+
 def test_studies_of_llama_cpp_name_the_missing_package(benchmark, monkeypatch, tmp_path):
     sensitivity = benchmark("sensitivity")
     monkeypatch.setattr(sensitivity.importlib.util, "find_spec", lambda name: None)

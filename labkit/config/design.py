@@ -8,6 +8,8 @@ from enum import Enum
 
 from labkit.config.option import Group, option, require
 
+SMALLEST_P = 2e-5  # of 100,000 relabellings, which a test draws if there are too many
+
 
 class Isolation(Enum):
     """Isolation of runs.
@@ -76,7 +78,11 @@ class Design(Group, place="design"):
         unit="percent",
     )
     alpha: float = option(
-        0.05, "Family-wise error rate of the whole study.", gt=0, le=0.5, unit="probability"
+        0.05,
+        "Family-wise error rate of the whole study.",
+        ge=SMALLEST_P,
+        le=0.5,
+        unit="probability",
     )
     isolation: Isolation = option(Isolation.auto)
     timeout_s: float = option(
@@ -140,8 +146,9 @@ class Design(Group, place="design"):
         return [*early, PlannedLook(self.blocks, round(left, 12))] if early else []
 
     def smallest_p(self, blocks: int) -> float:
-        """Return the smallest two-sided p of one arm after ``blocks`` blocks."""
-        return float(2 / math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks)
+        """Return the smallest two-sided p of one arm that ``blocks`` blocks are sure to reach."""
+        possible = math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks
+        return max(SMALLEST_P, float(2 / possible))
 
     def _check_looks(self) -> None:
         look_blocks = [look.blocks for look in self.looks]

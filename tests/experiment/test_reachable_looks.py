@@ -1,7 +1,11 @@
+from functools import partial
+
 import pytest
 
+from labkit.analysis.statistics import permutation_test
 from labkit.config import ConfigError, Design, PlannedLook
-from labkit.experiment.compose.reachable_looks import with_reachable_looks
+from labkit.config.design import SMALLEST_P
+from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
 from labkit.experiment.schedule.cell_manifest import write_manifest
 
 STANDARD = Design(blocks=10, looks=[PlannedLook(8, 0.02)])
@@ -36,6 +40,17 @@ def test_typed_blocks_that_decide_nothing_are_refused(tmp_path):
     message = r"design\.blocks=6: with 3 arms, .* \(smallest: 0\.094\); set design\.blocks=7"
     with pytest.raises(ConfigError, match=message):
         reachable(tmp_path, Design(blocks=6), 3, given=True)
+
+
+def test_an_alpha_that_no_number_of_blocks_reaches_is_refused(tmp_path):
+    """Beyond 300,000 relabellings, 100,000 are drawn, so p has a floor."""
+    assert 2 / permutation_test.N_RESAMPLES == SMALLEST_P
+    design = Design(blocks=20, alpha=3e-5)
+    assert fewest_blocks(design, 1) == 17 and reachable(tmp_path, design, 1) == (20, [])
+    message = r"^design\.alpha=3e-05: .* with 2 arms no p is below 4e-05; set a larger alpha$"
+    for plan in (fewest_blocks, partial(reachable, tmp_path)):
+        with pytest.raises(ConfigError, match=message):
+            plan(design, 2)
 
 
 def test_a_cell_that_began_with_a_look_out_of_reach_keeps_it(make_cell):

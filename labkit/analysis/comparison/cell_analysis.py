@@ -396,12 +396,18 @@ class CellAnalysis:
         stalls = self.data.stalls
         if stalls is not None:
             return stalls.restrict(verdict, comparison.arm, criteria.margin_pct, as_measured)
-        launches, pair = self.alternative_rows[index], (comparison.baseline, comparison.arm)
-        p = slow_kernel_launches.slow_launch_p(
-            launches, *pair, complete_blocks(launches, pair, criteria.runs)
-        )
+        p = self.slow_launch_p(index, comparison.arm)
+        assert p is not None
         effects = comparison.effect_pct or 0.0, self._alternative_effect_pct(index, comparison)
         return slow_kernel_launches.restrict(verdict, comparison.arm, p, effects, as_measured)
+
+    def slow_launch_p(self, index: int, arm: str) -> float | None:
+        """Return the p of slow launches in a row; None if they are not compared by their means."""
+        if self.data.stalls is not None or index not in self.differing:
+            return None
+        launches, pair = self.alternative_rows[index], (self.data.baseline, arm)
+        blocks = complete_blocks(launches, pair, self.data.criteria.runs)
+        return slow_kernel_launches.slow_launch_p(launches, *pair, blocks)
 
     def _alternative_effect_pct(self, index: int, comparison: Comparison) -> float:
         """Return the effect in the alternative row: with stalls, or of the mean launch."""

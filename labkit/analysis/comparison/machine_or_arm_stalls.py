@@ -169,8 +169,8 @@ def _unclear_reason(arm: str, base: str, p: float, processes: int, limit: float)
     """Return why the stalls of an arm may be its own work, or None if they seem the machine's."""
     if p <= UNCLEAR_ALPHA:
         return (
-            f"the stalls of {arm} differ from those of {base} (p = {p_text(p)}) and may be the "
-            "arm's own work"
+            f"the stalls of {arm} may differ from those of {base} (p = {p_text(p)}, the smaller "
+            "of two tests, not adjusted) and may be the arm's own work"
         )
     if limit:
         return None

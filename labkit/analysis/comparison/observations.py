@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from labkit.analysis.model.result_row import ArmValues, RunResult
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
+from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text
 from labkit.records import CaseRecord, Metric, Record, RecordError
 from labkit.records.metric_registry import metric_definition
@@ -110,11 +111,14 @@ class MetricRow:
 
     @property
     def has_slow_launches(self) -> bool:
-        """Whether single launches were timed in rounds, so that some can be slow."""
+        """Whether single launches were timed in rounds, so that some can be slow.
+
+        As many processes as a claim needs (all, if there are fewer) must have enough rounds.
+        """
         times = self.better == "lower" and self.paired_baseline is not None and self.positive
-        return times and all(
-            len(v.repeats) >= MIN_ROUNDS for values in self.arms.values() for v in values
-        )
+        rounds = sorted(len(v.repeats) for v in self.arms.get(self.paired_baseline or "", ()))
+        longest = rounds[-min_blocks_to_claim(runs=1) :]
+        return times and min(longest, default=0) >= MIN_ROUNDS
 
     @property
     def is_computed(self) -> bool:
@@ -143,14 +147,14 @@ class MetricRow:
         It is this row, or that of the two alone if a value is not above 0. If one of theirs is 0,
         none is below 0, and 0 is a result of the metric, they are compared by differences, in units
         of the baseline's mean. If that is 0, the unit is the metric's own, and the difference has
-        no percentage.
+        no percentage. In a row that is tested, this holds for two constant arms, too.
         """
-        if self.positive:
+        if self.positive or self.is_computed:
             return self
         own = {name: self.arms[name] for name in (baseline, arm) if name in self.arms}
         row = replace(self, arms=own)
         if row.is_computed:  # whether a row is tested does not depend on the pair
-            return self
+            row = replace(self)
         is_result = metric_definition(self.metric, self.unit).zero_is_result
         if is_result and not row.positive and min(v.value for vs in own.values() for v in vs) >= 0:
             row.unit_value = float(np.mean([v.value for v in own.get(baseline, ())] or [0])) or 1.0

@@ -142,7 +142,7 @@ class _ArmPair:
     """One arm in one row of both studies.
 
     ``causes``: why a gate forbids a verdict. ``change``: the change of the arm's difference from
-    the baseline, or None if unknown. ``slow``: what a typical launch leaves out, or None.
+    the baseline, or None if unknown. ``slow``: the launches that it leaves out, or None.
     """
 
     pair: _CellPair
@@ -152,7 +152,7 @@ class _ArmPair:
     role: str
     causes: tuple[str, ...]
     change: _ArmChange | None = None
-    slow: str | None = None
+    slow: _SlowLaunches | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,11 @@ class _ArmChange:
     exact: bool
     count: int
 
+    @classmethod
+    def of(cls, old: ArmSample, new: ArmSample) -> _ArmChange:
+        one = effect_change(old.effect(), new.effect())
+        return cls(old, new, one.p, one.estimate, one.exact, one.count)
+
     @property
     def blocks(self) -> int:
         """The smaller number of blocks."""
@@ -174,6 +179,15 @@ class _ArmChange:
     def effect(self) -> EffectChange:
         """Return the change with its null distribution."""
         return effect_change(self.old.effect(), self.new.effect())
+
+
+@dataclass(frozen=True)
+class _SlowLaunches:
+    """The smaller p of slow launches, its study, and both studies by the means of all launches."""
+
+    p: float
+    study: str
+    means: list[ArmSample]
 
 
 def compare_with_first(
@@ -250,7 +264,8 @@ def _conclude(
     for item in (item for item in compared if item.role != "control"):
         pair, row, comparison = item.pair, item.old, comparisons.get(id(item))
         before, after = (arm_values(one.arms.get(item.arm, ())).median for one in (row, item.new))
-        verdict = _judge(item, comparison, noise.get((pair.name, row.case, row.metric)))
+        control = noise.get((pair.name, row.case, row.metric))
+        verdict = _judge(item, comparison, control, family)
         known = comparison or Comparison(item.arm, pair.baseline)
         told = replace(known, verdict=verdict.word, reason=verdict.reason)
         names = pair.name, pair.row_name(row), pair.place(row)
@@ -317,12 +332,15 @@ def _compare_family(items: Sequence[_ArmPair]) -> list[Comparison]:
     Equivalence and the smallest detectable change use the level of the first step (C. E.
     Bonferroni).
     """
+    return [_comparison(*test, len(items)) for test in _holm_tests(items)]
+
+
+def _holm_tests(items: Sequence[_ArmPair]) -> Iterator[tuple[_ArmPair, float, float]]:
+    """Yield each item of a family with its adjusted p and the level at which it is tested."""
     ps = [item.change.p for item in items if item.change is not None]
     levels = {alpha: holm_levels(ps, alpha) for alpha in {one.pair.criteria.alpha for one in items}}
-    return [
-        _comparison(item, adjusted, levels[item.pair.criteria.alpha][i], len(items))
-        for i, (item, adjusted) in enumerate(zip(items, holm(ps), strict=True))
-    ]
+    for i, (item, adjusted) in enumerate(zip(items, holm(ps), strict=True)):
+        yield item, adjusted, levels[item.pair.criteria.alpha][i]
 
 
 def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Comparison:
@@ -350,7 +368,12 @@ def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Com
     )
 
 
-def _judge(item: _ArmPair, comparison: Comparison | None, control: Comparison | None) -> Verdict:
+def _judge(
+    item: _ArmPair,
+    comparison: Comparison | None,
+    control: Comparison | None,
+    family: Sequence[_ArmPair],
+) -> Verdict:
     pair = item.pair
     if item.causes:
         return Verdict("invalid", "; ".join(item.causes))
@@ -364,10 +387,32 @@ def _judge(item: _ArmPair, comparison: Comparison | None, control: Comparison | 
     if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
         return Verdict("inconclusive", pair.machine_change)
     if verdict.word in DECIDED_WORDS and item.slow is not None:
-        return Verdict("inconclusive", item.slow)
+        return _restrict(verdict, item, item.slow, control, family)
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
         return Verdict("inconclusive")  # a note gives the detectable change of all such rows
     return verdict
+
+
+def _restrict(
+    verdict: Verdict,
+    item: _ArmPair,
+    slow: _SlowLaunches,
+    control: Comparison | None,
+    family: Sequence[_ArmPair],
+) -> Verdict:
+    """Return a verdict that is decided, or ``inconclusive`` if slow launches contradict it."""
+    typical, mean = item.change, _ArmChange.of(*slow.means)
+    assert typical is not None
+
+    def by_mean() -> Verdict:
+        of_mean, criteria = replace(item, change=mean), item.pair.criteria
+        tests = _holm_tests([of_mean if one is item else one for one in family])
+        comparison = next(_comparison(*test, len(family)) for test in tests if test[0] is of_mean)
+        return judge(comparison, item.old.better, criteria, (), control)
+
+    effects = to_percent(typical.estimate), to_percent(mean.estimate)
+    arm = f"{item.arm} in the {slow.study} study"
+    return slow_kernel_launches.restrict(verdict, arm, slow.p, effects, by_mean, "change")
 
 
 def _exceeds_machine_change(comparison: Comparison, pair: _CellPair) -> bool:
@@ -525,45 +570,40 @@ def _unshared_rows(pair: _CellPair, analyses: tuple[CellAnalysis, CellAnalysis])
 
 
 def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Iterator[_ArmPair]:
-    stalls = pair.with_stalls
-    rows = {_row_key(row): row for row in new.rows_by_stalls(included=stalls)}
-    for row in old.rows_by_stalls(included=stalls):
-        match = rows.get(_row_key(row))
-        if match is None or not (_is_measured(row) and _is_measured(match)):
+    studies = old, new
+    before, after = (one.rows_by_stalls(included=pair.with_stalls) for one in studies)
+    places = {_row_key(row): place for place, row in enumerate(after)}
+    for index, row in enumerate(before):
+        place = places.get(_row_key(row))
+        if place is None or not (_is_measured(row) and _is_measured(after[place])):
             continue
+        match = after[place]
         for arm in old.data.arms:
-            change, slow, sides = None, None, ((old, row), (new, match))
+            change, slow = None, None
             if arm.role != "baseline":
-                before, after = (arm_sample(*side, arm.name) for side in sides)
-                if before is not None and after is not None:
-                    one = effect_change(before.effect(), after.effect())
-                    change = _ArmChange(before, after, one.p, one.estimate, one.exact, one.count)
-                    slow = _slow_launches_text(arm.name, *sides)
+                samples = arm_sample(old, row, arm.name), arm_sample(new, match, arm.name)
+                if samples[0] is not None and samples[1] is not None:
+                    change = _ArmChange.of(samples[0], samples[1])
+                    slow = _slow_launches(arm.name, (old, index), (new, place))
             causes = tuple(
                 f"{name}: {cause}"
-                for name, analysis in zip(STUDY_NAMES, (old, new), strict=True)
+                for name, analysis in zip(STUDY_NAMES, studies, strict=True)
                 for cause in analysis.causes(arm.name, row)
             )
             yield _ArmPair(pair, row, match, arm.name, arm.role, causes, change, slow)
 
 
-def _slow_launches_text(arm: str, *studies: tuple[CellAnalysis, MetricRow]) -> str | None:
-    """Return what a typical launch leaves out: slow launches of an arm in one study alone."""
-    ps = {
-        name: slow_kernel_launches.slow_launch_p(
-            row, *pair, complete_blocks(row, pair, analysis.data.criteria.runs)
-        )
-        for name, (analysis, row) in zip(STUDY_NAMES, studies, strict=True)
-        if analysis.alternative_rows and analysis.data.stalls is None  # rows of launches
-        for pair in [(analysis.data.baseline, arm)]
-    }
-    alone = [name for name, p in ps.items() if p <= slow_kernel_launches.UNCLEAR_ALPHA]
-    if len(alone) != 1 or len(ps) < 2:
-        return None
-    return (
-        f"slow launches of {arm} differ from the baseline's in {alone[0]} alone "
-        f"(p = {p_text(ps[alone[0]])}); the change of a typical launch leaves them out"
-    )
+def _slow_launches(arm: str, *studies: tuple[CellAnalysis, int]) -> _SlowLaunches | None:
+    """Return an arm's slow launches in a row, given by its index; None if it has no launches."""
+    ps, means = [], []
+    for name, (analysis, index) in zip(STUDY_NAMES, studies, strict=True):
+        p = analysis.slow_launch_p(index, arm)
+        mean = None if p is None else arm_sample(analysis, analysis.alternative_rows[index], arm)
+        if p is None or mean is None:
+            return None
+        ps.append((p, name))
+        means.append(mean)
+    return _SlowLaunches(*min(ps), means)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ look that cannot reach its part of alpha would spend it for nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from labkit.analysis.statistics.power import min_blocks_to_claim
-from labkit.config import Design, PlannedLook, require
+from labkit.config import ConfigError, Design, PlannedLook, count_text, require
 from labkit.records import RecordError, read_cell
 
 MAX_BLOCKS = 1000
@@ -38,26 +38,37 @@ def with_reachable_looks(design: Design, arms: int, folder: Path, blocks_given: 
     if not all(_reaches(look.blocks, look.alpha, design, arms) for look in _begun_looks(folder)):
         return design
     blocks = range(design.blocks, MAX_BLOCKS + 1)
-    needed = next((n for n in blocks if _reaches(n, design.alpha, design, arms)), None)
-    fewer = f"compare fewer arms than {arms}"
-    require(needed is not None, f"design.alpha={design.alpha:g}: {fewer}, or set a larger alpha")
+    needed = _first_that_reaches(design.alpha, blocks, design, arms)
     require(
         needed == design.blocks or not blocks_given,
         f"design.blocks={design.blocks}: with {arms} arms, no difference can reach "
         f"p = {design.alpha:g} (smallest: {arms * design.smallest_p(design.blocks):.2g})"
-        f"; set design.blocks={needed}, or {fewer}",
+        f"; set design.blocks={needed}, or compare fewer arms than {arms}",
     )
-    design = replace(design, blocks=needed or design.blocks)
+    design = replace(design, blocks=needed)
     looks = list(_reachable(design, arms))
     return replace(design, looks=looks if len(looks) > 1 else [])
 
 
 def fewest_blocks(design: Design, arms: int) -> int:
-    """Return the number of blocks from which a claim about ``arms`` arms is possible."""
-    count = min_blocks_to_claim(design.runs_per_block)
-    while arms * design.smallest_p(count) > design.alpha * (1 - LOOK_ALPHA_SHARE):
-        count += 1
-    return count
+    """Return the number of blocks from which a claim about ``arms`` arms is possible.
+
+    Raises ``ConfigError`` if ``design.alpha`` is too small for it.
+    """
+    blocks = range(min_blocks_to_claim(design.runs_per_block), MAX_BLOCKS + 1)
+    return _first_that_reaches(design.alpha * (1 - LOOK_ALPHA_SHARE), blocks, design, arms)
+
+
+def _first_that_reaches(alpha: float, blocks: Sequence[int], design: Design, arms: int) -> int:
+    """Return the first of ``blocks`` after which p can reach ``alpha``."""
+    found = next((count for count in blocks if _reaches(count, alpha, design, arms)), None)
+    if found is None:
+        smallest = arms * design.smallest_p(blocks[-1])
+        raise ConfigError(
+            f"design.alpha={design.alpha:g}: the last look has {alpha:g}, and with "
+            f"{count_text(arms, 'arm')} no p is below {smallest:.2g}; set a larger alpha"
+        )
+    return found
 
 
 def planned_looks(design: Design, arms: int, blocks: int) -> list[PlannedLook]:

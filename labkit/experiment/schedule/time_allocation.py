@@ -319,7 +319,7 @@ class _Need:
 
 def p_decided(design: Design, arms: int, blocks: int, sd: float, rounds: int) -> float:
     """Return the probability that a single case is decided if the arms do not differ."""
-    return _Errors.of(design, arms, blocks, 1, turns=1).p_decided(sd, blocks * (rounds,))
+    return _Errors.of(design, arms, blocks).p_decided(sd, blocks * (rounds,))
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ class _Errors:
     process_sd: float  # what rounds do not average out, as a log ratio
 
     @classmethod
-    def of(cls, design: Design, arms: int, blocks: int, cases: int, turns: int) -> _Errors:
+    def of(cls, design: Design, arms: int, blocks: int, cases: int = 1, turns: int = 1) -> _Errors:
         known = blocks == design.blocks  # else the looks are still to follow from the time
         looks = design.all_looks if known else planned_looks(design, arms, blocks)
         alpha = looks[-1].alpha if looks else design.alpha

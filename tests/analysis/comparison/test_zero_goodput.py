@@ -161,3 +161,20 @@ def test_a_value_that_is_not_above_0_leaves_the_other_arms_their_answers(
     assert arms["control"].effect_pct == pytest.approx(0, abs=1)
     assert arms["slow"].verdict == word
     assert arms["slow"].effect_pct == (effect and pytest.approx(effect, abs=0.5))
+
+
+def test_constant_values_of_a_computed_metric_are_compared_where_another_arm_s_vary(make_cell):
+    def change(record):
+        value = {"fast": 0.0, "slow": 10.0 + record.block}.get(record.arm, 12.0)
+        metric = Metric("kv_waste_pct", "%", "lower", True, (value,))
+        (case,) = record.cases
+        return replace(record, cases=(replace(case, metrics=(metric,)),))
+
+    cell = make_cell(
+        requests=True, blocks=8, runs=1, change=change, metrics=["kv_waste_pct"],
+        effects={"fast": 1.0, "slow": 1.0},
+    )  # fmt: skip
+    arms = judged(analyse(cell))
+    assert arms["fast"].verdict == "better" and arms["fast"].effect_pct == -100
+    assert arms["control"].verdict == "equivalent"
+    assert arms["slow"].verdict == "inconclusive" and arms["slow"].effect_pct > 0
