@@ -58,11 +58,11 @@ HOST_SCENARIO = "ragged, small"
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose an experiment as ``python -m labkit`` does, and prepare its model and prompts."""
     from labkit import workload
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.config import to_plain
     from labkit.experiment.compose.cell_composer import compose_cell
 
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         experiment = compose_cell([], list(overrides)).experiment
     workload.prepare(experiment)
     plain: dict[str, Any] = to_plain(experiment)
@@ -94,7 +94,7 @@ def child() -> None:
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.cpu.runtime import thread_pool
-    from labkit.experiment.worker import worker_stages
+    from labkit.experiment.worker import worker_setup
     from labkit.machine import openblas_for_mlx, worker_environment
 
     thread_pool.install()
@@ -103,7 +103,7 @@ def child() -> None:
     openblas_for_mlx.activate(
         engine.blas.value, worker_environment.blas_threads(engine.name, engine.threads)
     )
-    worker_stages.apply_thread_budget(worker_stages.thread_budget(experiment))
+    worker_setup.apply_thread_budget(worker_setup.thread_budget(experiment))
     measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}
@@ -267,10 +267,10 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
 
     ``target``: the file for all figures, or None.
     """
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.schedule.timing_lock import timing_lock
 
-    study_composer.register()
+    multirun_composition.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}
     scenarios = [s for s in SCENARIOS if only in s.name]
     cases = [s for s in CASES if only in s.name]

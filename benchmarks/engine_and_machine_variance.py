@@ -63,7 +63,7 @@ def main() -> int:
 def measure(processes: int, out: Path) -> None:
     """Run the missing processes: before each run of labkit, the machine's program."""
     from labkit import analysis, workload
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.compose.cell_composer import compose_cell, to_cell
     from labkit.experiment.launch.run_launcher import WorkerLauncher
     from labkit.experiment.schedule.cell_runner import run_cell
@@ -79,8 +79,8 @@ def measure(processes: int, out: Path) -> None:
                 file.write(done.stdout)
             return records
 
-    study_composer.register()
-    with study_composer.initialized():
+    multirun_composition.register()
+    with multirun_composition.initialized():
         composed = compose_cell([], [*OVERRIDES, f"design.blocks={processes}"])
     workload.prepare(composed.experiment)
     run_cell(to_cell(composed, out), Between())

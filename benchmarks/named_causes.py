@@ -62,7 +62,7 @@ def main() -> int:
 def study(kind: str, options: argparse.Namespace, number: int) -> str | None:
     """Make the missing runs of a study and return the cause that its report names."""
     from labkit import analysis, workload
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.compose.cell_composer import compose_cell, to_cell
     from labkit.experiment.launch.run_launcher import WorkerLauncher
     from labkit.experiment.schedule.cell_runner import run_cell
@@ -71,8 +71,8 @@ def study(kind: str, options: argparse.Namespace, number: int) -> str | None:
     words = [*OVERRIDES, f"design.blocks={options.processes}", f"seed={2000 + number}"]
     if kind == "padding":
         words.append(f"+ablation.arms.{ARM}={{engine.decode_shape:fixed}}")
-    study_composer.register()
-    with study_composer.initialized():
+    multirun_composition.register()
+    with multirun_composition.initialized():
         composed = compose_cell([], words)
     if kind != "padding":
         (base,) = composed.arms
@@ -140,7 +140,7 @@ def plant(kind: str, share: float) -> None:
     """Plant the delay of a kind into the arm's turns in this process."""
     from labkit.engine.attention.backends.cpu_backend import CpuBackend
     from labkit.engine.llm_engine import LLMEngine
-    from labkit.engine.numpy_port import graph_runner
+    from labkit.engine.numpy_port import kernel_graph_replay
     from labkit.engine.scheduler.scheduler import Scheduler
     from labkit.engine.step_loop import StepLoop
     from labkit.experiment.worker.worker_run import WorkerProcess
@@ -166,7 +166,7 @@ def plant(kind: str, share: float) -> None:
         setattr(owner, name, planted.delayed(getattr(owner, name), wait, calls))
         LLMEngine.step = planted.timed(LLMEngine.step)  # type: ignore[method-assign]
     if kind == "attention":
-        graph_runner.replay_obstacle = lambda _attention: "planted"
+        kernel_graph_replay.replay_obstacle = lambda _attention: "planted"
 
 
 def work(arguments: Sequence[str]) -> int:

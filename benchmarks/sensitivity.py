@@ -300,12 +300,12 @@ def live_agreement(
 def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     """Compose a study with three arms: the baseline, the planted one, and the control."""
     from labkit import workload
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.compose.cell_composer import compose_cell
 
     name, overrides = ASKED[kind]
-    study_composer.register()
-    with study_composer.initialized():
+    multirun_composition.register()
+    with multirun_composition.initialized():
         design = ["design.runs_per_block=1", "ablation=none"]
         composed = compose_cell([], [*overrides, *design, *more])
     base, control = composed.arms

@@ -40,17 +40,17 @@ from labkit import config  # noqa: E402
 from labkit.analysis.comparison.verdict import DECIDED_WORDS  # noqa: E402
 from labkit.analysis.studies.study_analysis import AnalysisCache  # noqa: E402
 from labkit.experiment.cell import ReadyCell  # noqa: E402
-from labkit.experiment.compose.reachable_looks import fewest_blocks  # noqa: E402
+from labkit.experiment.compose.reachable_interim_looks import fewest_blocks  # noqa: E402
 from labkit.experiment.permuted_blocks import Run  # noqa: E402
 from labkit.experiment.schedule import (  # noqa: E402
-    blocks_per_cell,
     cell_runner,
+    cell_time_limit,
+    pilot_and_allocation,
     rounds_per_block,
-    time_limit,
 )
+from labkit.experiment.schedule.case_time_allocation import CellPilot  # noqa: E402
 from labkit.experiment.schedule.cell_runner import run_cell  # noqa: E402
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK  # noqa: E402
-from labkit.experiment.schedule.time_allocation import CellPilot  # noqa: E402
 from labkit.experiment.schedule.timing_lock import LOCK_DIR  # noqa: E402
 from labkit.records import Arm, CaseRecord, Metric, Record  # noqa: E402
 from labkit.workload.kernels.interleaved_kernels import round_sd  # noqa: E402
@@ -178,7 +178,7 @@ def study(
         cell = cell_of(folder / "cell", rows, arms, time_s)
         cache = AnalysisCache()
         clock = Clock()
-        for module in (blocks_per_cell, cell_runner, rounds_per_block):
+        for module in (pilot_and_allocation, cell_runner, rounds_per_block):
             vars(module)["time"] = clock
         launcher = Simulated(number, noise, effects, clock)
         with contextlib.redirect_stderr(None):
@@ -252,7 +252,7 @@ def request_study(number: int, effect: float, slow: float) -> Counter[str]:
     os.environ[LOCK_DIR] = str(folder)
     launcher = SimulatedRequests(number, effect, slow)
     clock = SimpleNamespace(monotonic=launcher.monotonic)
-    blocks_per_cell.time = time_limit.time = clock  # type: ignore[assignment]
+    pilot_and_allocation.time = cell_time_limit.time = clock  # type: ignore[assignment]
     try:
         cell = cell_of(folder / "cell", 1, 1, 120.0)
         served = config.to_plain(config.Workload(num_requests=0))

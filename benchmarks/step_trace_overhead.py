@@ -39,7 +39,7 @@ from labkit.engine.runner.step_launchers import create_launcher
 from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.sampling.step_logits import Rows
 from labkit.engine.scheduler.scheduler import Scheduler
-from labkit.engine.speculation.draft_verification import Speculator
+from labkit.engine.speculation.propose_and_verify import Speculator
 from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 
 BLOCK_SIZE = 16

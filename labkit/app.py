@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from labkit import __version__
-from labkit.cli import config_printer, run_study
-from labkit.cli.argparse_program import discard_output, flush_output, write_utf8
+from labkit.cli import print_only_flags, run_study
 from labkit.cli.hydra_arguments import parse
+from labkit.cli.multirun_composition import register
+from labkit.cli.program_base import discard_output, flush_output, write_utf8
 from labkit.cli.run_study import say
-from labkit.cli.study_composer import register
 from labkit.config import ConfigError
 from labkit.machine.exception_text import one_line
 
@@ -54,7 +54,7 @@ def _run(words: Sequence[str]) -> int:
         sys.path.insert(0, os.getcwd())  # where ``package.module:Class`` is found
     command = parse(words)
     if command.only_prints:
-        config_printer.print_config(command)
+        print_only_flags.print_config(command)
         return 0
     register()
     return run_study.run(command)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from labkit import __version__, records
-from labkit.cli.argparse_program import Program
+from labkit.cli.program_base import Program
 from labkit.records import ARCHIVE_SUFFIX, RecordError
 
 ENVIRONMENT = "environment.json"

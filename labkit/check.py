@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli.argparse_program import Program
+from labkit.cli.program_base import Program
 from labkit.config import ConfigError, Experiment, is_class_path, require
 from labkit.engine.user_classes import is_own_frame
 from labkit.machine.exception_text import one_line_with_type
@@ -136,17 +136,17 @@ def _import(path: str) -> Any:
 
 
 def _composer(overrides: Sequence[str]) -> Compose:
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.cli.hydra_arguments import read_override
     from labkit.experiment.hydra.hydra_composer import Composer
 
-    study_composer.register()
+    multirun_composition.register()
     typed = [read_override(word) for word in overrides]
 
     def compose(own: Mapping[str, str]) -> Experiment:
         words = [*(f"{key}={value}" for key, value in own.items()), *typed]
         try:
-            with study_composer.initialized():
+            with multirun_composition.initialized():
                 return Composer().compose(words)
         except ConfigError as error:
             raise _OverrideError(str(error)) from None

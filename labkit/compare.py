@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.argparse_program import Program, print_notes
+from labkit.cli.program_base import Program, print_notes
 from labkit.records import OLDER_VERDICTS, RecordError, open_study
 
 if TYPE_CHECKING:

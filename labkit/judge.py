@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli.argparse_program import Program, print_notes, user_path
+from labkit.cli.program_base import Program, print_notes, user_path
 from labkit.compare import margin
 from labkit.config import ConfigError
 from labkit.importers.imported_run import ImportedRun, ResultFileError

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli.argparse_program import Program, print_notes
+from labkit.cli.program_base import Program, print_notes
 from labkit.records import RecordError
 
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> int:
     """Render articles, and the HTML page of each if ``html``; return the exit code."""
-    from labkit.analysis.pages import article_rendering
+    from labkit.analysis.pages import article_from_records
     from labkit.analysis.pages.article_placeholders import ArticleError
     from labkit.analysis.studies.study_analysis import AnalysisCache
 
@@ -54,13 +54,13 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
         if other != path:
             raise ArticleError(f"{path}: --html would overwrite the page of {other}; rename one")
     analysis_cache = AnalysisCache()
-    texts = {path: article_rendering.render(path, analysis_cache) for path in paths}
+    texts = {path: article_from_records.render(path, analysis_cache) for path in paths}
     print_notes("labkit.post", analysis_cache.notes())
     stale = False
     for article, text in texts.items():
         files = {article: text}
         if html:
-            files[article.with_suffix(".html")] = article_rendering.html(text)
+            files[article.with_suffix(".html")] = article_from_records.html(text)
         for file, content in files.items():
             stale |= _update(file, content, article, check)
     return int(check and stale)
@@ -68,7 +68,7 @@ def post(paths: Sequence[Path], *, html: bool = False, check: bool = False) -> i
 
 def _update(file: Path, content: str, article: Path, check: bool) -> bool:
     """Write a file whose content differs, or say so if ``check``; return whether it differs."""
-    from labkit.analysis.pages.article_rendering import read_text
+    from labkit.analysis.pages.article_from_records import read_text
     from labkit.analysis.pages.report_files import write_text
 
     if file.is_file() and read_text(file) == content:

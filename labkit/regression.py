@@ -23,7 +23,7 @@ from typing import Any
 
 from labkit.analysis.findings import regression_gate
 from labkit.analysis.findings.regression_gate import Outcome, RowResult
-from labkit.cli.argparse_program import Program, user_path
+from labkit.cli.program_base import Program, user_path
 from labkit.compare import margin
 from labkit.config import Ablation, ConfigError, require
 from labkit.config.option_index import override_key
@@ -55,13 +55,13 @@ def subjects(
     the environments of the arms. ``folders``: those of the user's files. Raises ``ConfigError`` if
     a name is neither, or both.
     """
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
     from labkit.experiment.hydra.hydra_composer import Composer, hydra_quote
 
     found: list[Subject] = []
     composer, flags = Composer(), hydra_arguments.parse(_folder_flags(folders)).overrides
     roots = (*map(Path, folders), hydra_arguments.CONF)
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         for name in names:
             paths = [name] if name.startswith(GROUPS) else [f"{group}{name}" for group in GROUPS]
             paths = [p for p in paths if any((root / f"{p}.yaml").is_file() for root in roots)]
@@ -137,7 +137,7 @@ def _refuse(overrides: Sequence[str], found: Sequence[Subject], minutes: float |
 
     ``found``, ``minutes``: the studies, and their time if it is given. Raises ``ConfigError``.
     """
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
     named = {override_key(word) for subject in found for word in subject.overrides}
     refused = {
@@ -156,13 +156,13 @@ def _refuse(overrides: Sequence[str], found: Sequence[Subject], minutes: float |
             f"{word}: a test is about speed; name other metrics than {OUTPUTS}",
         )
     typed = hydra_arguments.parse(overrides).overrides
-    study_composer.refuse_sweeps(typed, "give a single value; a test has no sweep")
+    multirun_composition.refuse_sweeps(typed, "give a single value; a test has no sweep")
 
 
 def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) -> list[RowResult]:
     """Run a subject's study, or print its plan; raise ``KeyboardInterrupt`` if that ended it."""
     from labkit.analysis.model.cell_model import Cell
-    from labkit.cli import hydra_arguments, run_study, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition, run_study
     from labkit.experiment.compose.cell_name import cell_name
     from labkit.experiment.hydra.hydra_composer import hydra_quote
 
@@ -173,7 +173,7 @@ def _study(subject: Subject, out: Path, overrides: Sequence[str], plan: bool) ->
     if plan:
         return []
     # A folder that is used again may hold cells of another margin, time or workload.
-    _, task = study_composer.hydra_and_task(command)
+    _, task = multirun_composition.hydra_and_task(command)
     cell = Cell.from_json(read_cell(out / cell_name(task)))
     return list(regression_gate.row_results(subject.name, cell, HEAD))
 
@@ -245,7 +245,7 @@ def _parser() -> Program:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.cli import run_study, study_composer
+    from labkit.cli import multirun_composition, run_study
     from labkit.experiment.launch.python_environment import PythonEnvironment
 
     regression_gate.check_summary(options.summary)
@@ -255,14 +255,14 @@ def _run(options: argparse.Namespace) -> int:
     names = [word for word in options.on if word not in overrides]
     require(0 < len(revisions) <= 2, f"{len(revisions)} revisions: write BASE, or BASE and HEAD")
     require(bool(names), "--on names no workload or ablation; write --on NAME")
-    study_composer.register()
+    multirun_composition.register()
     base, head = (
         PythonEnvironment.resolve({"revision": name, "repository": options.repository}).identity()
         for name in (revisions[0], revisions[1] if len(revisions) > 1 else "HEAD")
     )
     found = subjects(names, base, head, options.config_dir)
     _refuse(overrides, found, options.minutes)
-    plan = study_composer.only_plans(overrides)
+    plan = multirun_composition.only_plans(overrides)
     design = [*_folder_flags(options.config_dir), f"design.margin_pct={options.margin:g}"]
     if options.minutes is not None:
         design.append(f"design.time={60 * options.minutes / len(found):g}")

@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
-from labkit.cli.argparse_program import Program
+from labkit.cli.program_base import Program
 from labkit.config import ConfigError, ServeConfig, from_plain, option_index, require, to_plain
-from labkit.config.extras import MLX_PACKAGES, require_packages
+from labkit.config.package_extras import MLX_PACKAGES, require_packages
 
 # Packages of the extra ``server`` that the server imports.
 REQUIRED_PACKAGES = (

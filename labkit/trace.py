@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli.argparse_program import Program
+from labkit.cli.program_base import Program
 from labkit.records import RecordError, open_study
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import FramePicks, require
-from labkit.config.extras import require_packages
 from labkit.config.option_index import did_you_mean
+from labkit.config.package_extras import require_packages
 from labkit.workload.video.frame_decoding import decode_picks
 from labkit.workload.video.frame_selection import Undecodable
 

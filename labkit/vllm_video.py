@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ConfigError, FramePicks, require
-from labkit.config.extras import DISTRIBUTION
+from labkit.config.package_extras import DISTRIBUTION
 
 LOADERS = {f"labkit_{how.value}": how for how in FramePicks}
 

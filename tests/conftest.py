@@ -146,21 +146,21 @@ def words_compose_once():
 @pytest.fixture(scope="session")
 def composer():
     """One for all tests: files that are chosen again are not read again."""
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.hydra.hydra_composer import Composer
 
-    study_composer.register()
+    multirun_composition.register()
     return Composer()
 
 
 @pytest.fixture(scope="session")
 def composed(composer):
     """Return what composes the cell of some overrides, checked as a command's are."""
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.compose.cell_composer import compose_cell
 
     def compose(*overrides):
-        with study_composer.initialized():
+        with multirun_composition.initialized():
             return compose_cell([], overrides, composer)
 
     return compose

@@ -15,7 +15,7 @@ SAMPLED = {
         "test_equal_studies_are_rarely_called_different",
     ): 2,
     (
-        "analysis/robustness/test_host_groups.py",
+        "analysis/robustness/test_cells_by_host.py",
         "test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts",
     ): 2,
     (
@@ -39,7 +39,7 @@ SAMPLED = {
         "test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change",
     ): 3,
     (
-        "analysis/comparison/test_text_quality.py",
+        "analysis/comparison/test_perplexity_and_kl.py",
         "test_intervals_of_dependent_windows_cover_the_truth",
     ): 2,
     (
@@ -68,7 +68,7 @@ SAMPLED = {
         "test_resolvers_threads_and_switches_do_not_change_a_bit",
     ): 3,
     (
-        "engine/numpy_port/test_graph_runner.py",
+        "engine/numpy_port/test_kernel_graph_replay.py",
         "test_a_replayed_step_has_the_bits_of_the_forward",
     ): 3,
     (

@@ -1,6 +1,6 @@
 """The interval of a single row, against which tests compare those of families of rows."""
 
-from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.hodges_lehmann import breakpoints
 from labkit.analysis.statistics.permutation_test import pool_by_block, relabellings
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from labkit import app
-from labkit.cli import hydra_arguments, run_study, study_composer
+from labkit.cli import hydra_arguments, multirun_composition, run_study
 from labkit.cli.shell_completion import completion_script
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
@@ -182,7 +182,7 @@ def test_folders_of_the_users_files_are_added_up(tmp_path, run_app, monkeypatch)
     monkeypatch.chdir(tmp_path)
     flags = [word for name in names for word in ("--config-dir", name)]
     command = hydra_arguments.parse([*flags, "ablation=it,an", "-m"])
-    cells = study_composer.compose_cells(command)
+    cells = multirun_composition.compose_cells(command)
     assert [cell.name for cell in cells] == ["ablation=it", "ablation=an"]
     assert cells[0].config_dirs == tuple(names)
     again = run_study._resuming_command(command, [*command.overrides, "out=x"])
@@ -201,8 +201,8 @@ def test_a_text_is_what_was_typed():
     parsed = hydra_arguments.parse(
         ["engine=openai", f"engine.server.command={command}", "model.name=on"]
     )
-    study_composer.register()
-    (cell,) = study_composer.compose_cells(parsed)
+    multirun_composition.register()
+    (cell,) = multirun_composition.compose_cells(parsed)
     assert cell.experiment.engine.server.command == command.replace(
         "${oc.env:HOME}", os.environ["HOME"]
     )
@@ -227,8 +227,8 @@ def test_a_folder_in_the_user_s_home_is_there(monkeypatch, typed, folder):
     monkeypatch.setenv("HOME", "/home/me")
     parsed = hydra_arguments.parse([typed])
     assert run_study.study_folder(parsed)[0] == Path(folder)
-    study_composer.register()
-    (cell,) = study_composer.compose_cells(hydra_arguments.parse([typed, "ablation=seq_map"]))
+    multirun_composition.register()
+    (cell,) = multirun_composition.compose_cells(hydra_arguments.parse([typed, "ablation=seq_map"]))
     assert cell.experiment.out == folder
 
 
@@ -245,11 +245,11 @@ def test_a_folder_in_the_user_s_home_is_there(monkeypatch, typed, folder):
 def test_the_study_s_folder_is_hydra_s(tmp_path, run_app, monkeypatch, typed, folder):
     """Else the runs lie in one folder, and the report is looked for in another."""
     monkeypatch.setenv("DISK", "/disk")
-    study_composer.register()
+    multirun_composition.register()
     command = hydra_arguments.parse([typed, "ablation=seq_map"])
     out, overrides = run_study.study_folder(command)
     assert (out, overrides) == (Path(folder), list(command.overrides))
-    assert study_composer.compose_cells(command)[0].experiment.out == folder
+    assert multirun_composition.compose_cells(command)[0].experiment.out == folder
     again = hydra_arguments.parse(shlex.split(run_study._resuming_command(command, overrides))[3:])
     assert run_study.named_folder(again) == out
     absolute, (*_, named) = run_study.study_folder(command, absolute=True)
@@ -293,7 +293,7 @@ def test_two_commands_of_one_second_have_a_folder_each(tmp_path, monkeypatch):
     """The second command begins and ends while the first checks its arms."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datetime, "datetime", OneSecond)
-    study_composer.register()
+    multirun_composition.register()
     second = iter([hydra_arguments.parse(["ablation=seq_map", "seed=2"])])
     studies, overrides = [], []
     monkeypatch.setattr(
@@ -528,7 +528,7 @@ def test_a_closed_pipe_is_no_failed_gate(tmp_path, monkeypatch):
         raise BrokenPipeError
 
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("labkit.cli.config_printer.print_config", closed)
+    monkeypatch.setattr("labkit.cli.print_only_flags.print_config", closed)
     with open(tmp_path / "out", "w") as output, pytest.raises(SystemExit) as ended:
         monkeypatch.setattr("sys.stdout", output)
         app.main(["--help"])
@@ -554,7 +554,7 @@ def test_only_an_error_in_the_study_s_folder_names_out(run_app, monkeypatch, wor
     def fail(command):
         raise PermissionError(errno.EACCES, "Permission denied", file)
 
-    monkeypatch.setattr("labkit.cli.config_printer.print_config", fail)
+    monkeypatch.setattr("labkit.cli.print_only_flags.print_config", fail)
     code, _, err = run_app("--help", *words)
     assert code == 2 and err.startswith(f"labkit: {line}") and err.count("\n") == 1
 

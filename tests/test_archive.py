@@ -12,7 +12,7 @@ from labkit import app, compare, post, report
 from labkit import archive as archive_command
 from labkit.analysis import load, write_study
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import hydra_arguments, run_study, study_composer
+from labkit.cli import hydra_arguments, multirun_composition, run_study
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.records import DIGESTS_FILE, open_study, unpack_archive
@@ -206,7 +206,7 @@ def test_a_plan_leaves_no_unpacked_archive(archive, tmp_path, monkeypatch, words
     Path("mine/experiment").mkdir(parents=True)
     Path("mine/experiment/planned.yaml").write_text("# @package _global_\nplan: true\n")
     shutil.copy(archive, "old.zip")
-    study_composer.register()
+    multirun_composition.register()
     command = hydra_arguments.parse([*words, "out=old.zip"])
     with pytest.raises(ConfigError, match=r"^out=old\.zip: plan=true writes nothing; unpack"):
         run_study.run(command)
@@ -238,7 +238,7 @@ def test_cells_of_an_archive_are_continued_under_their_names(began, words, tmp_p
         monkeypatch.setattr(StudyRunner, method, lambda study: None)
     monkeypatch.setattr(StudyRunner, "finish", lambda study, pictures: 0)
     (tmp_path / "old.zip").touch()
-    study_composer.register()
+    multirun_composition.register()
     assert run_study.run(hydra_arguments.parse([*words, f"out={tmp_path}/old.zip"])) == 0
     (study,) = studies
     assert list(study._composed) == began and study.out == tmp_path / "old"

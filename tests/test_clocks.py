@@ -41,7 +41,7 @@ FILES = {
     "labkit/analysis/studies/study_analysis.py:_stamp": {"st_ctime", "st_mtime"},
     "labkit/experiment/schedule/doctor_noise_cache.py:_load": {"st_mtime"},
     "labkit/experiment/schedule/noise_history.py:_cells": {"st_mtime"},
-    "labkit/importers/run_order.py:_times": {"st_mtime"},
+    "labkit/importers/exchangeable_blocks.py:_times": {"st_mtime"},
     "labkit/importers/study_writer.py:_record": {"st_mtime"},  # a run's date, if its tool has none
     "labkit/machine/file_digest.py:file_state": {"st_ctime", "st_mtime"},
 }

@@ -75,10 +75,10 @@ def test_a_script_runs(name, beside, tiny, capsys):
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_composes(name, beside):
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
-    study_composer.register()
-    (cell,) = study_composer.compose_cells(
+    multirun_composition.register()
+    (cell,) = multirun_composition.compose_cells(
         hydra_arguments.parse(["--config-dir", "mine", f"ablation={name}"])
     )
     assert len(cell.arms) == 3
@@ -190,11 +190,11 @@ def test_a_mistake_in_an_ablation_is_one_line(name, text, mistake, line, beside,
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_composes_and_knows_its_prompts(name, beside):
     from labkit import workload
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
     assert len(LINES) == 2 and len(WORKLOADS) > 5
-    study_composer.register()
-    (cell,) = study_composer.compose_cells(
+    multirun_composition.register()
+    (cell,) = multirun_composition.compose_cells(
         hydra_arguments.parse(["--config-dir", "mine", f"workload={name}"])
     )
     assert cell.experiment.workload.name == name
@@ -203,11 +203,11 @@ def test_a_workload_composes_and_knows_its_prompts(name, beside):
 
 def test_a_kind_of_one_s_own_brings_its_prompts(beside):
     from labkit import workload
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
-    study_composer.register()
+    multirun_composition.register()
     words = ["workload.name=countdown", "workload.kind=mine.countdown:Countdown"]
-    (cell,) = study_composer.compose_cells(hydra_arguments.parse(words))
+    (cell,) = multirun_composition.compose_cells(hydra_arguments.parse(words))
     source = workload.kind_of(cell.experiment).source(cell.experiment)
     assert source.lengths(cell.experiment) == [(64, 8), (32, 8), (16, 8), (8, 8)]
 

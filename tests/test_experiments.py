@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError, Identity
 from labkit.experiment.compose.cell_composer import _with_arm, compose_cell, with_scale_overrides
@@ -53,7 +53,7 @@ def test_the_longest_experiments_exist():
 
 @pytest.fixture
 def composer(composer):
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         yield composer
 
 
@@ -71,8 +71,8 @@ def test_a_file_begins_with_its_command_and_says_its_scales(name):
 
 def swept(name, *words):
     """Return the overrides of every cell that ``experiment=name -m`` runs."""
-    study_composer.register()
-    with study_composer.initialized():
+    multirun_composition.register()
+    with multirun_composition.initialized():
         whole = hydra.compose("config", [f"experiment={name}", *words], return_hydra_config=True)
     return expand_sweep([], whole.hydra.sweeper.params)
 
@@ -99,10 +99,12 @@ def test_an_experiment_runs_the_sweep_of_its_file():
         command = hydra_arguments.parse([*words, "-m"])
         return [
             c.name.partition(",")[2]
-            for c in study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
+            for c in multirun_composition.compose_cells(
+                multirun_composition.with_sweep_as_arms(command)
+            )
         ]
 
-    study_composer.register()
+    multirun_composition.register()
     clients = [f"workload.concurrency={n}" for n in (1, 8, 16)]
     assert names("experiment=chat_clients") == clients
     assert names("experiment=chat_clients", "workload.concurrency=4") == ["workload.concurrency=4"]

@@ -20,7 +20,7 @@ MAY = {
     "cpu": {"kernel_constants", "machine"},
     "engine": {"config", "cpu", "kernel_constants", "metal", "models", "machine"},
     "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
-    "server": {"cli.argparse_program", "config", "cpu", "engine", "models", "machine"},
+    "server": {"cli.program_base", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis.number_format": set(),
     "analysis.text_format": set(),
@@ -34,21 +34,21 @@ MAY = {
         "analysis.statistics", "analysis.text_format", "config", "cpu", "engine", "models",
         "machine", "records", "workload",
     },
-    "cli.argparse_program": set(),
+    "cli.program_base": set(),
     "cli": {
-        "analysis", "cli.argparse_program", "config", "engine", "experiment", "machine", "records",
+        "analysis", "cli.program_base", "config", "engine", "experiment", "machine", "records",
         "workload",
     },
     "mac": {
-        "analysis", "cli", "cli.argparse_program", "config", "experiment", "machine", "records",
+        "analysis", "cli", "cli.program_base", "config", "experiment", "machine", "records",
         "workload",
     },
     "replicate": {
-        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.argparse_program",
+        "analysis", "analysis.number_format", "analysis.statistics", "cli", "cli.program_base",
         "config", "engine", "experiment", "machine", "models", "records", "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "cli", "cli.argparse_program", "config", "cpu", "engine",
+        "analysis", "analysis.statistics", "cli", "cli.program_base", "config", "cpu", "engine",
         "experiment", "metal", "models", "machine", "records", "workload",
     },
 }  # fmt: skip
@@ -69,7 +69,7 @@ def part_of(module):
     leaves = ["number_format"], ["statistics"], ["text_format"]
     if words[:1] == ["analysis"] and words[1:2] in leaves:
         return ".".join(words[:2])
-    if words[:2] == ["cli", "argparse_program"]:
+    if words[:2] == ["cli", "program_base"]:
         return ".".join(words[:2])
     return words[0] if words else ""
 

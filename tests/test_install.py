@@ -25,7 +25,7 @@ from labkit.config import (
     Model,
     ModelShape,
     Workload,
-    extras,
+    package_extras,
 )
 from labkit.machine.facts import code_revision
 from labkit.workload import device_availability
@@ -72,7 +72,7 @@ EXTRAS = set(PROJECT["optional-dependencies"])
 
 def test_every_name_that_is_to_be_installed_is_ours_and_exists():
     """On the package index, the name labkit is somebody else's."""
-    assert PROJECT["name"] == extras.DISTRIBUTION
+    assert PROJECT["name"] == package_extras.DISTRIBUTION
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("conf/**/*.yaml")]
     code = [*ROOT.glob("labkit/**/*.py"), *ROOT.glob("benchmarks/*.py")]
     text = "\n".join(path.read_text("utf-8") for path in [*pages, *code])
@@ -96,7 +96,7 @@ def test_every_extra_is_installed_alone_once_a_week():
 
 
 def test_the_main_job_needs_no_extra_and_models_name_theirs(monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_extras, "find_spec", lambda name: None)
     requests = Experiment(model=Model(shape=ModelShape()), ablation=Ablation(arms={"base": {}}))
     kernels = replace(requests, workload=Workload(kind="kernel", cases=[Case("one", 1, 16)]))
     device_availability.check(kernels)

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
-from labkit.cli import hydra_arguments, run_study, study_composer
+from labkit.cli import hydra_arguments, multirun_composition, run_study
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import compose_cell
@@ -54,8 +54,8 @@ def test_a_missing_extra_is_named_and_no_file_written(name, without_extras, tmp_
 
 
 def launcher(*words):
-    study_composer.register()
-    return study_composer.launcher_of(hydra_arguments.parse(words))
+    multirun_composition.register()
+    return multirun_composition.launcher_of(hydra_arguments.parse(words))
 
 
 def test_without_a_launcher_cells_run_in_this_process():
@@ -89,8 +89,8 @@ def test_a_launched_study_has_an_absolute_folder(tmp_path, monkeypatch):
 
 def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     words = [f"seed={i}" for i in range(5)]
-    study_composer.register()
-    cells = study_composer.compose_cells(
+    multirun_composition.register()
+    cells = multirun_composition.compose_cells(
         hydra_arguments.parse([f"seed={','.join(map(str, range(5)))}", "-m"])
     )
     study = StudyRunner(tmp_path, cells)
@@ -100,7 +100,7 @@ def test_a_job_receives_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     there = pickle.loads(sent)
     monkeypatch.setattr("labkit.cli.study_runner._prepare", lambda overrides, show: None)
     monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         for name in words[:2]:
             folder = tmp_path / name
             there.run(f"seed={name[5:]}", folder, lambda name=name: compose_cell([], [name]))
@@ -158,7 +158,7 @@ class Search(Sweeper):
 
 @pytest.fixture
 def searching(monkeypatch):
-    study_composer.register()
+    multirun_composition.register()
     module = ModuleType("hydra_plugins.search")  # Hydra loads plugins from this package alone
     monkeypatch.setattr(Search, "__module__", module.__name__)
     monkeypatch.setattr(module, "Search", Search, raising=False)
@@ -196,14 +196,14 @@ def test_a_search_needs_m_and_this_process_and_its_sweep_makes_no_arms(searching
     with pytest.raises(ConfigError, match="its trials run one after the other"):
         launcher(SEARCH, "hydra/launcher=joblib", "-m")
     command = hydra_arguments.parse([SEARCH, "engine.kv.block_size=8,16", "-m"])
-    assert study_composer.with_sweep_as_arms(command) == command
-    (cell,) = study_composer.compose_cells(command)
+    assert multirun_composition.with_sweep_as_arms(command) == command
+    (cell,) = multirun_composition.compose_cells(command)
     assert [arm.name for arm in cell.arms] == ["base", "control"]
 
 
 def test_a_missing_sweeper_is_named_with_its_extra():
     if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is not None:
         pytest.skip("hydra-optuna-sweeper is installed")
-    study_composer.register()
+    multirun_composition.register()
     with pytest.raises(ConfigError, match=r"pip install 'mlx-labkit\[optuna\]'"):
-        study_composer.compose_cells(hydra_arguments.parse(["hydra/sweeper=optuna", "-m"]))
+        multirun_composition.compose_cells(hydra_arguments.parse(["hydra/sweeper=optuna", "-m"]))

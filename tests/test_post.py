@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from labkit.analysis.number_format import percent_text
+from labkit.analysis.pages.article_from_records import PLACES
 from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
-from labkit.analysis.pages.article_rendering import PLACES
 from labkit.analysis.studies import study_analysis
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.post import main

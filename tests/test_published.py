@@ -2,19 +2,19 @@
 
 import pytest
 
-from labkit.analysis.tables.published_table import AGREEMENT_METRICS
-from labkit.cli import hydra_arguments, study_composer
+from labkit.analysis.tables.published_vs_measured import AGREEMENT_METRICS
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment.compose import published_rows
 from labkit.experiment.compose.cell_composer import with_scale_overrides
-from labkit.experiment.compose.engaged_claim_validation import option_choices
+from labkit.experiment.compose.claimed_counter_check import option_choices
 from labkit.experiment.hydra.hydra_composer import hydra_quote
 from labkit.records import counter_registry
-from labkit.workload import memory_headroom_workload_kind
-from labkit.workload.memory_headroom_workload_kind import Claim
+from labkit.workload import memory_claims_workload_kind
+from labkit.workload.memory_claims_workload_kind import Claim
 from labkit.workload.requests import serving_metrics
 from labkit.workload.requests.serving_metrics import ServedRequest
-from labkit.workload.sources import listed
+from labkit.workload.sources import request_datasets
 
 ABLATIONS = sorted(path.stem for path in (hydra_arguments.CONF / "ablation").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (hydra_arguments.CONF / "experiment").glob("*.yaml"))
@@ -26,7 +26,7 @@ HOST = {"map_us", "plan_us"}  # of a kernel's records
 
 @pytest.fixture
 def composer(composer):
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         yield composer
 
 
@@ -40,7 +40,7 @@ def publishable_metrics(whole):
     if workload.kind == "headroom":
         return {
             "all": {
-                metric.name for metric in memory_headroom_workload_kind.metrics(Claim(1, 1, 1, 1))
+                metric.name for metric in memory_claims_workload_kind.metrics(Claim(1, 1, 1, 1))
             }
         }
     served = [
@@ -52,7 +52,9 @@ def publishable_metrics(whole):
     if workload.per_request:
         assert workload.prompts.source == "listed"
         own = {metric.name for metric in serving_metrics.request_metrics(SERVED)}
-        metrics |= {text.name: own for text in listed.texts(whole, workload.prompts.listed)}
+        metrics |= {
+            text.name: own for text in request_datasets.texts(whole, workload.prompts.listed)
+        }
     return metrics
 
 

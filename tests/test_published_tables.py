@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from labkit.analysis.studies.study_discovery import cell_dirs
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.experiment.compose import published_rows
 from labkit.experiment.compose.cell_composer import with_scale_overrides
 from labkit.records import open_study, read_json
@@ -86,7 +86,7 @@ def published(whole):
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_publishes_each_number_of_the_tables_in_its_place(study, composer):
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         whole = composer.compose(with_scale_overrides([study], composer))
     ours, articles = published(whole), transcribed(study)
     assert not (ours - articles), "published, but not so in the articles' tables"

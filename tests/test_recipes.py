@@ -28,7 +28,7 @@ from tiny_studies import InProcessLauncher, tiny_cell, tiny_words
 
 from labkit import app, config, serve
 from labkit.archive import archive_study
-from labkit.cli import hydra_arguments, study_composer, study_runner
+from labkit.cli import hydra_arguments, multirun_composition, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose import cell_composer
@@ -308,7 +308,7 @@ def test_a_study_s_command_composes(command, reader, places):
     if parsed.only_prints:
         return
     try:
-        cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(parsed))
+        cells = multirun_composition.compose_cells(multirun_composition.with_sweep_as_arms(parsed))
     except ConfigError as error:
         # The memory that is free decides: another program may hold what a policy claims.
         claimed = "memory_policies" in command and "are free on this machine" in str(error)
@@ -613,7 +613,7 @@ def test_make_has_its_targets_and_their_commands_compose(reader, places):
     studies = re.findall(r"\$\(RUN\) -m labkit ([^#\n\"]*)", makefile)
     assert len(studies) >= 3
     for words in studies:
-        assert study_composer.compose_cells(hydra_arguments.parse(shlex.split(words)))
+        assert multirun_composition.compose_cells(hydra_arguments.parse(shlex.split(words)))
 
 
 @pytest.mark.parametrize("command", INSTALLS, ids=recipe_id)
@@ -637,7 +637,7 @@ def test_the_readme_s_ablation_composes(reader):
     name, command, *_ = block.splitlines()
     (reader / name.removeprefix("# ")).write_text(block, "utf-8")
     words = shlex.split(command.removeprefix("# "))[3:]
-    (cell,) = study_composer.compose_cells(hydra_arguments.parse(words))
+    (cell,) = multirun_composition.compose_cells(hydra_arguments.parse(words))
     assert [arm.name for arm in cell.arms] == ["sixteen", "thirtytwo", "control"]
 
 

@@ -19,7 +19,7 @@ from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.findings import regression_gate
 from labkit.analysis.findings.regression_gate import Outcome, markdown, row_results
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import run_study, study_composer
+from labkit.cli import multirun_composition, run_study
 from labkit.engine.user_classes import UserClassError
 from labkit.experiment import StudyError
 from labkit.experiment.compose import cell_composer
@@ -204,7 +204,7 @@ def studies(two_commits, tmp_path, monkeypatch):
 
     def run(command, pictures):
         assert not pictures  # nobody asked for files of them, and drawing takes seconds
-        (one,) = study_composer.compose_cells(command)
+        (one,) = multirun_composition.compose_cells(command)
         composed.append(one)
         if isinstance(studies.result, Exception):
             raise studies.result

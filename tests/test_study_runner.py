@@ -175,10 +175,10 @@ def test_a_cell_stops_and_the_study_continues(analysed, tmp_path, capsys):
 
 def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypatch, capsys):
     """A word stood for an arm of the command line in the folder's name."""
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    study_composer.register()
+    multirun_composition.register()
     words = ["+ablation.arms.other={engine.kv.block_size:32}", "design.blocks=2"]
     words += ["design.control=false", "design.isolation=process", f"out={tmp_path / 'study'}"]
     command = hydra_arguments.parse(words)
@@ -186,13 +186,13 @@ def test_a_study_with_the_names_of_an_earlier_version_resumes(tmp_path, monkeypa
     launcher = Planted()
 
     def run():
-        (cell,) = study_composer.compose_cells(command)
+        (cell,) = multirun_composition.compose_cells(command)
         study = StudyRunner(tmp_path / "study", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
         return cell
 
-    (cell,) = study_composer.compose_cells(command)
+    (cell,) = multirun_composition.compose_cells(command)
     assert cell.name.startswith("+ablation.arms.other=_engine.kv.block_size_32_,design.control=")
     digest = hashlib.sha256(",".join(sorted(cell.overrides)).encode()).hexdigest()[:8]
     former = f"+other,design.control=false,design.isolation=process-{digest}"
@@ -209,13 +209,13 @@ def test_a_study_with_two_runs_per_block_of_an_earlier_version_resumes(
     tmp_path, monkeypatch, capsys
 ):
     """They were the default in separate processes, so that no override names them."""
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    study_composer.register()
+    multirun_composition.register()
     words = ["ablation=composition", "design.control=false", "design.isolation=process"]
     words += ["workload.num_requests=null"]  # no pilot
-    (today,) = study_composer.compose_cells(hydra_arguments.parse(words))
+    (today,) = multirun_composition.compose_cells(hydra_arguments.parse(words))
     design = dataclasses.replace(
         today.experiment.design, blocks=5, runs_per_block=2, looks=[config.PlannedLook(4, 0.02)]
     )

@@ -13,7 +13,7 @@ from planted_runs import PlantedRuns
 from labkit.analysis.pages import matplotlib_figures
 from labkit.analysis.pages.article_placeholders import ArticleError, PlaceholderFunctions
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cells
@@ -56,7 +56,7 @@ class Planted(PlantedRuns):
 @pytest.fixture
 def run_study(monkeypatch, tmp_path):
     """Return a function that runs a command's study in this process."""
-    study_composer.register()
+    multirun_composition.register()
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -65,7 +65,7 @@ def run_study(monkeypatch, tmp_path):
             monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
         words = [*words, f"design.looks=[{looks}]", *DESIGN, f"design.blocks={blocks}"]
         command = hydra_arguments.parse([*words, f"out={tmp_path / 'study'}", "-m"])
-        cells = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
+        cells = multirun_composition.compose_cells(multirun_composition.with_sweep_as_arms(command))
         study = StudyRunner(tmp_path / "study", cells, launcher)
         study.refuse_changes()
         for cell in cells:
@@ -210,14 +210,16 @@ SEARCH = ["engine.threads=1,2,3,4,5,6", "design=search", "design.isolation=proce
 @pytest.fixture
 def run_search(monkeypatch, tmp_path):
     """Return a function that runs a search in this process: its cell.json and number of runs."""
-    study_composer.register()
+    multirun_composition.register()
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(launcher, *words):
         command = hydra_arguments.parse([*SEARCH, *words, f"out={tmp_path / 'search'}", "-m"])
-        (cell,) = study_composer.compose_cells(study_composer.with_sweep_as_arms(command))
+        (cell,) = multirun_composition.compose_cells(
+            multirun_composition.with_sweep_as_arms(command)
+        )
         study = StudyRunner(tmp_path / "search", [cell], launcher)
         study.refuse_changes()
         study.run(cell.name, study.out / cell.name)
@@ -275,12 +277,12 @@ def test_a_search_ends_when_one_setting_is_left(run_search):
 
 
 def test_a_search_may_be_confirmed_and_needs_a_look_before_its_end(tmp_path):
-    study_composer.register()
+    multirun_composition.register()
     words = ["engine.kv.block_size=8,16", "design=search", "-m"]
 
     def composed(*more):
-        command = study_composer.with_sweep_as_arms(hydra_arguments.parse([*words, *more]))
-        return study_composer.compose_cells(command)[0]
+        command = multirun_composition.with_sweep_as_arms(hydra_arguments.parse([*words, *more]))
+        return multirun_composition.compose_cells(command)[0]
 
     searched, confirming = to_cells(composed("design.confirm=8"), tmp_path / "cell")
     assert searched.design.eliminate and not confirming.design.eliminate
@@ -289,12 +291,12 @@ def test_a_search_may_be_confirmed_and_needs_a_look_before_its_end(tmp_path):
 
 
 def test_a_search_needs_a_sweep_and_looks():
-    study_composer.register()
+    multirun_composition.register()
     with pytest.raises(ConfigError, match="only settings of a sweep are dropped"):
-        study_composer.compose_cells(
+        multirun_composition.compose_cells(
             hydra_arguments.parse(["design=search", "ablation=composition", "-m"])
         )
     with pytest.raises(ConfigError, match=r"set design\.looks or design=search"):
-        study_composer.compose_cells(
+        multirun_composition.compose_cells(
             hydra_arguments.parse(["design.eliminate=true", "design.looks=[]", "-m"])
         )

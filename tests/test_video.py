@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "workload" / "video"))
 import clip_files as files
 
 from labkit import vllm_video
-from labkit.config import ConfigError, FramePicks, extras
+from labkit.config import ConfigError, FramePicks, package_extras
 from labkit.video import frames
 
 
@@ -63,7 +63,7 @@ def test_mistakes_are_one_line(clip, arguments, says):
 
 
 def test_without_pyav_the_mistake_is_one_line(clip, monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^not installed: av; run: pip install '.*\[video\]'$"):
         frames(clip, 4)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.cli.hydra_arguments import CONF, Command
-from labkit.cli.study_composer import compose_cells, launcher_of, with_sweep_as_arms
+from labkit.cli.multirun_composition import compose_cells, launcher_of, with_sweep_as_arms
 from labkit.config import ConfigError, require
 from labkit.config.option_index import override_key
 from labkit.machine.exception_text import one_line

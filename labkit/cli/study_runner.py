@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
-from labkit.cli.argparse_program import write_utf8
+from labkit.cli.program_base import write_utf8
 from labkit.config import ConfigError, Experiment, Redo
 from labkit.experiment import StudyError, progress_display
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.launch.run_launcher import LaunchHistory, WorkerLauncher
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.schedule import cell_runner
-from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import stopped_cases
 from labkit.experiment.schedule.design_change_check import refuse_changes, refuse_links
+from labkit.experiment.schedule.pilot_and_allocation import with_allocation
 from labkit.machine.worker_environment import core_count
 from labkit.records import RecordError, describe_last_session
 

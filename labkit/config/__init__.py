@@ -84,5 +84,5 @@ from labkit.config.requests import (
 )
 from labkit.config.serialization import from_plain, to_plain
 from labkit.config.server import ServeConfig, Server, SpecialTokens
-from labkit.config.video_decoding import Clip, Decoder, FramePicks
+from labkit.config.video import Clip, Decoder, FramePicks
 from labkit.config.workload import CacheState, Case, State, Workload

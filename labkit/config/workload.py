@@ -17,7 +17,7 @@ from labkit.config.requests import (
     LatencySLO,
     Prompts,
 )
-from labkit.config.video_decoding import Clip, Decoder, FramePicks
+from labkit.config.video import Clip, Decoder, FramePicks
 
 
 class State(Enum):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli.argparse_program import Program
+from labkit.cli.program_base import Program
 from labkit.doctor import engine_profile, noise_pilots, terminal_screen
 from labkit.doctor.machine_caveats import MachineFacts, find_caveats
 from labkit.doctor.measurement_launcher import MeasurementError, measure

@@ -78,7 +78,7 @@ def measure(overrides: Sequence[str], folder: Path) -> list[Record]:
 
 def _checked_groups(overrides: Sequence[str]) -> set[str]:
     """Return the groups that overrides set; refuse those that a profile sets itself."""
-    from labkit.cli import hydra_arguments, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition
 
     groups = [re.split(r"[./]", override_key(word))[0] for word in overrides]
     for word, group in zip(overrides, groups, strict=True):
@@ -87,7 +87,7 @@ def _checked_groups(overrides: Sequence[str]) -> set[str]:
             f"{word}: a profile is of one engine, in a design of its own; leave it out",
         )
     words = [hydra_arguments.read_override(word) for word in overrides]
-    study_composer.refuse_sweeps(words, "give a single value; a profile is of one engine")
+    multirun_composition.refuse_sweeps(words, "give a single value; a profile is of one engine")
     return set(groups)
 
 

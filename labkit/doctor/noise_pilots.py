@@ -60,13 +60,13 @@ class Pilot:
         check: Callable[[Experiment], None] = lambda experiment: None,
     ) -> None:
         from labkit import workload
-        from labkit.cli import hydra_arguments, study_composer
+        from labkit.cli import hydra_arguments, multirun_composition
         from labkit.experiment.compose.cell_composer import to_cell
 
-        study_composer.register()
+        multirun_composition.register()
         words = [*common, *map(hydra_arguments.read_override, overrides)]
         command = hydra_arguments.Command((), tuple(words), multirun=False)
-        (composed,) = study_composer.compose_cells(command)
+        (composed,) = multirun_composition.compose_cells(command)
         check(composed.experiment)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)

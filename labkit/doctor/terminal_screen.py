@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.model.step_part_times import PART_NAMES, PartShare
 from labkit.config import count_text
-from labkit.config.extras import install_hint
+from labkit.config.package_extras import install_hint
 from labkit.doctor.engine_profile import HALF_PCT, EngineProfile
 from labkit.doctor.machine_caveats import MachineCaveat, MachineFacts
 from labkit.doctor.memory_by_budget_policy import BudgetCeiling

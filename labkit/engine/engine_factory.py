@@ -27,7 +27,7 @@ from labkit.engine.memory_budget.pool_sizing import (
     measure_activation_bytes,
     size_pool,
 )
-from labkit.engine.model import compute_dtype
+from labkit.engine.model import dtype_resolution
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.decode_padding import DecodePadding
 from labkit.engine.runner.input_builder import InputBuilder
@@ -75,7 +75,7 @@ def create(
         from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
         return MlxLmEngine(
-            models.load_mlx_lm(model_dir, compute_dtype.WeightLoading.of(options)),
+            models.load_mlx_lm(model_dir, dtype_resolution.WeightLoading.of(options)),
             options.scheduler.max_num_seqs,
             options.scheduler.chunk,
         )
@@ -120,7 +120,7 @@ def _create_own(
         model_dir,
         options.kv.block_size,
         options.attention.device,
-        loading=compute_dtype.WeightLoading.of(options),
+        loading=dtype_resolution.WeightLoading.of(options),
         # Compile only for few shapes, because MLX keeps a graph for each.
         compiled=options.decode_shape is not config.DecodeShape.exact,
         activations=options.activations,
@@ -225,7 +225,7 @@ def _assemble(
         load_counters={
             f"budget.{budget.policy}": 1,
             f"dtype.{expected.cached.dtype}": 1,
-            **compute_dtype.weight_counters(forward.conversion.weights),
+            **dtype_resolution.weight_counters(forward.conversion.weights),
             **{f"activations.{k}": size for k, size in forward.conversion.activations.items()},
             "batch_invariant": float(options.batch_invariant),
             "ranks.kv_heads": max(

@@ -24,8 +24,8 @@ from typing import IO, Any
 
 from labkit import config
 from labkit.config import from_plain, to_plain
-from labkit.engine.model import compute_dtype
-from labkit.machine import cache_entries, numba_sources
+from labkit.engine.model import dtype_resolution
+from labkit.machine import cache_entries, source_dependency_digest
 from labkit.machine.processes import parent_death
 from labkit.models import safetensors_header
 
@@ -75,7 +75,7 @@ def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None =
     arguments = json.dumps(
         {
             "attention": to_plain(options.attention),
-            "dtype": compute_dtype.kv_dtype(options, "float32"),
+            "dtype": dtype_resolution.kv_dtype(options, "float32"),
             "replay": options.graph_replay,
             "activations": options.activations.value,
             "formats": _formats(options, model_dir),
@@ -97,9 +97,9 @@ def fill_cache(options: config.Engine, model_dir: Path, stream: IO[str] | None =
 
 def _formats(options: config.Engine, model_dir: Path) -> list[tuple[str, int, int]]:
     """Return the formats of the model's matrices in memory, as ``matrix_formats`` does."""
-    storage = compute_dtype.matrix_storage(options)
+    storage = dtype_resolution.matrix_storage(options)
     stored = safetensors_header.matrix_formats(model_dir)
-    if storage is not compute_dtype.MatrixStorage.as_stored:
+    if storage is not dtype_resolution.MatrixStorage.as_stored:
         stored = {("float32", 0, 0)}
     return sorted(stored)
 
@@ -110,7 +110,7 @@ def _marker(arguments: str) -> Path:
     import numba
 
     parts = (
-        *(numba_sources.digest(file, _PACKAGE) for file in SOURCES),
+        *(source_dependency_digest.digest(file, _PACKAGE) for file in SOURCES),
         numba.__version__,
         llvm.get_host_cpu_name(),
         llvm.get_host_cpu_features().flatten(),
@@ -236,7 +236,7 @@ def _plan(needs: Needs, tokens: int) -> tuple[Any, Any]:
     import numpy as np
 
     from labkit.engine import attention
-    from labkit.engine.attention.kv_shape import KVShape
+    from labkit.engine.attention.kv_and_state_shapes import KVShape
 
     backend = attention.create_from_config(from_plain(config.Attention, needs["attention"]))
     backend.allocate((KVShape(1, 64, 64),), 1, 16, needs["dtype"])
@@ -301,7 +301,7 @@ def steps_for(needs: Needs) -> list[tuple[int, Step]]:
     steps += [(4, partial(_int8_format, *form)) for form in by_int8]
     steps += [
         (1, partial(_kernel, "labkit.cpu.layers.rope", "_rope")),
-        (1, partial(_kernel, "labkit.cpu.matmul.matmul_work_units", "launch")),
+        (1, partial(_kernel, "labkit.cpu.matmul.matmul_launch", "launch")),
         (1, partial(_kernel, "labkit.cpu.layers.activations", "_activate")),
         (1, partial(_kernel, "labkit.cpu.layers.norms", "_rms_norm")),
         (2, partial(_launch, 1)),

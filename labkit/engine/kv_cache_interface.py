@@ -27,10 +27,10 @@ from labkit.engine.memory_budget.required_kv_slots import (
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
-    from labkit.engine.attention.kv_shape import KVShape, StateShape
+    from labkit.engine.attention.kv_and_state_shapes import KVShape, StateShape
     from labkit.engine.batch import Batch
     from labkit.engine.block_pool import BlockPool
-    from labkit.engine.recurrent_states.state_memory import StateStep
+    from labkit.engine.recurrent_states.state_arrays import StateStep
     from labkit.engine.recurrent_states.state_slots import StatePlan
     from labkit.engine.request import RequestState
     from labkit.engine.scheduler.scheduler_output import SchedulerOutput
@@ -268,10 +268,10 @@ class KVCacheFactory:
         windows: tuple[int | None, ...] = (),
     ) -> None:
         from labkit.engine import attention
-        from labkit.engine.model import compute_dtype
+        from labkit.engine.model import dtype_resolution
 
         self._options, self._states, self._windows = options, states, windows
-        self._dtype = compute_dtype.kv_dtype(options, computed)
+        self._dtype = dtype_resolution.kv_dtype(options, computed)
         self._backend = functools.partial(attention.create_from_config, options.attention)
         if options.kv.layout is KVLayout.paged:
             try:  # now rather than after the model is loaded

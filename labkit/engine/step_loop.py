@@ -46,7 +46,7 @@ from labkit.engine.sampling.sampler import Sampled
 from labkit.engine.sampling.step_logits import Logits, WaitLogits
 from labkit.engine.scheduler.scheduler import Scheduler
 from labkit.engine.scheduler.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.draft_verification import Speculator
+from labkit.engine.speculation.propose_and_verify import Speculator
 
 if TYPE_CHECKING:
     from labkit.engine.runner.step_clocks import StepClocks

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design
-from labkit.importers.comparability import (
+from labkit.importers.comparable_runs import (
     check_alike,
     differing_amounts,
     differing_settings,
@@ -19,8 +19,8 @@ from labkit.importers.comparability import (
     without_summaries,
     without_unmeasured,
 )
+from labkit.importers.exchangeable_blocks import RunPlan, plan_runs
 from labkit.importers.imported_run import ImportedRun, ResultFileError
-from labkit.importers.run_order import RunPlan, plan_runs
 from labkit.records import (
     SCHEMA_VERSION,
     Arm,

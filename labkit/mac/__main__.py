@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli.argparse_program import Program, print_error, write_utf8
+from labkit.cli.program_base import Program, print_error, write_utf8
 from labkit.mac import report_bundle
 from labkit.mac.mac_steps import INTERRUPTED, PASSED, STEP_TIMEOUT_S, MacStep, all_steps, run_steps
 from labkit.machine.facts import macos, memory_capacity

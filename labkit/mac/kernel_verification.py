@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import workload
-from labkit.cli import hydra_arguments, study_composer
-from labkit.cli.argparse_program import Program, user_path
+from labkit.cli import hydra_arguments, multirun_composition
+from labkit.cli.program_base import Program, user_path
 from labkit.config import Attention, ConfigError, Experiment, Precision, require
 from labkit.experiment.compose.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
@@ -135,9 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    study_composer.register()
+    multirun_composition.register()
     command = hydra_arguments.parse([*options.overrides, *["-m"] * options.m])
-    cells = study_composer.compose_cells(command)
+    cells = multirun_composition.compose_cells(command)
     for kind in (cell.experiment.workload for cell in cells):
         require(
             kind.times_kernels,

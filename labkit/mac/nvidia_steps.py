@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from labkit.cli.argparse_program import Program, print_error
+from labkit.cli.program_base import Program, print_error
 from labkit.mac.__main__ import run_and_bundle
 from labkit.mac.mac_steps import HALF_KERNELS, VERIFICATION_FILE, MacStep, study_step
 from labkit.machine.facts import mlx_default_device

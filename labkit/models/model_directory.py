@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, PackagedFile, require
-from labkit.config.extras import require_packages
+from labkit.config.package_extras import require_packages
 from labkit.machine import cache_entries, file_digest
 from labkit.models import model_json, safetensors_header
 from labkit.models.eos_token_ids import read_eos_token_ids

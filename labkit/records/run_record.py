@@ -100,7 +100,7 @@ class Record:
     outcome: str
     started: str
     detail: str | None = None  # one line about the failure
-    # Wall seconds per stage (labkit.experiment.worker.worker_stages).
+    # Wall seconds per stage (labkit.experiment.worker.worker_setup).
     seconds: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     environment_end: Mapping[str, Any] = field(default_factory=dict)

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import records
-from labkit.cli.argparse_program import Program, print_error
+from labkit.cli.program_base import Program, print_error
 from labkit.config import ConfigError, require
 from labkit.machine.facts import code_revision
 from labkit.records import ARCHIVE_SUFFIX, RecordError, StudyPath
-from labkit.replicate import authors_question
-from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions
+from labkit.replicate import original_study
+from labkit.replicate.original_study import TIME_S, AuthorsCell, ReaderOptions
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis
@@ -88,11 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit.cli import hydra_arguments, run_study, study_composer
+    from labkit.cli import hydra_arguments, multirun_composition, run_study
 
     sources = [word for word in options.words if "=" not in word or Path(word).exists()]
     require(len(sources) == 1, f"{len(sources)} studies: name one archive, folder or article")
-    study_composer.register()
+    multirun_composition.register()
     command = hydra_arguments.parse([word for word in options.words if word not in sources])
     given, named = ReaderOptions.parse(command.overrides), run_study.named_folder(command)
     with run_study.claimed_folder(named, bool(given.values.get("plan"))) as out:
@@ -103,7 +103,7 @@ def _replicate_all(
     source: Path, out: Path, given: ReaderOptions, options: argparse.Namespace
 ) -> int:
     """Repeat a study, or all of an article, in the folder ``out``; return the exit code."""
-    from labkit.analysis.pages.article_rendering import table_archives
+    from labkit.analysis.pages.article_from_records import table_archives
     from labkit.analysis.pages.replication_page import write_replications
     from labkit.experiment.progress_display import format_duration
 
@@ -158,12 +158,12 @@ def _ready(
     if options.trust:
         study = _with_inputs(study, bool(given.values.get("plan")))
     else:
-        lines = [part for cell in study.cells for part in authors_question.trusted_parts(cell)]
+        lines = [part for cell in study.cells for part in original_study.trusted_parts(cell)]
     with _importing(study.sources):
         reader = given if lines else _reader(study, given, options.versions)
         study.changes(reader)  # refuses an option that is the question
         for cell in () if lines else study.cells:
-            lines += authors_question.cell_obstacles(cell, reader)
+            lines += original_study.cell_obstacles(cell, reader)
     return study, reader, list(dict.fromkeys(lines))
 
 
@@ -179,7 +179,7 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
     for folder in folders:
         if isinstance(folder, Path):  # an archive was checked when it was opened
             records.check_digests(folder)
-    cells, analyses = authors_question.authors_cells(opened, folders), AnalysisCache().study(opened)
+    cells, analyses = original_study.authors_cells(opened, folders), AnalysisCache().study(opened)
     study = AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
     _refuse_authors_runs(study)
     return study

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from labkit.cli.argparse_program import discard_output, flush_output, print_error
+from labkit.cli.program_base import discard_output, flush_output, print_error
 from labkit.config import ConfigError, Engine, ServeConfig, from_plain
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ METHODS = ("check", "prepare", "apart", "load", "estimate")
 _MODULES = {
     "kernel": "kernels.kernel_workload_kind",
     "requests": "requests.request_workload_kind",
-    "headroom": "memory_headroom_workload_kind",
+    "headroom": "memory_claims_workload_kind",
     "video": "video",
     "scoring": "scoring",
 }

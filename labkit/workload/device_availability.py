@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.config import GPU, Attention, ConfigError, Device, Experiment, require
 from labkit.config.engine.attention import MLX_BACKENDS, MLX_POOL_BACKENDS
-from labkit.config.extras import MLX_PACKAGES, require_packages
+from labkit.config.package_extras import MLX_PACKAGES, require_packages
 from labkit.machine.facts.mlx_default_device import mlx_gpu
 
 

@@ -9,7 +9,7 @@ from labkit.machine.worker_environment import numba_without_scipy
 with numba_without_scipy():
     pool = thread_pool.install()
 
-from labkit.cpu.runtime import thread_pool_code as code
+from labkit.cpu.runtime import compiled_thread_pool as code
 
 
 @numba.njit(parallel=True, nogil=True, cache=True)

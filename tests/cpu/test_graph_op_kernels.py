@@ -6,12 +6,12 @@ import pytest
 
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.layers import activations, norms
-from labkit.cpu.matmul import matmul_work_units
+from labkit.cpu.matmul import matmul_launch
 from labkit.cpu.replay.graph_op_kernels import ELEMENTWISE_CHUNK, num_units
 
 from_python = numba.njit(lambda *arguments: num_units(*arguments))
-tasks_of = numba.njit(lambda *arguments: matmul_work_units._num_tasks(*arguments))
-share_of = numba.njit(lambda *arguments: matmul_work_units.share(*arguments))
+tasks_of = numba.njit(lambda *arguments: matmul_launch._num_tasks(*arguments))
+share_of = numba.njit(lambda *arguments: matmul_launch.share(*arguments))
 LEAST, CHUNK = activations.MIN_PARALLEL_NUMBERS, activations.CHUNK
 
 

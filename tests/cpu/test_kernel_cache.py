@@ -22,7 +22,7 @@ from labkit.cpu.attention import tiled_attention_kernel
 from labkit.cpu.layers import norms
 from labkit.cpu.runtime import kernel_cache, thread_pool
 from labkit.experiment.worker import run_failures
-from labkit.machine import cache_entries, numba_sources
+from labkit.machine import cache_entries, source_dependency_digest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "labkit"
@@ -60,7 +60,9 @@ def test_every_function_that_a_kernel_contains_is_in_the_digest():
     ]
     assert len(kernels) > 50
     for kernel in kernels:
-        sources = numba_sources.read_sources(Path(kernel.py_func.__code__.co_filename), PACKAGE)
+        sources = source_dependency_digest.read_sources(
+            Path(kernel.py_func.__code__.co_filename), PACKAGE
+        )
         for function in functions_in(kernel):
             path = Path(function.__code__.co_filename).relative_to(CHECKOUT).as_posix()
             assert path in sources, f"{kernel.__name__} contains {function.__name__}"
@@ -73,7 +75,7 @@ def test_intrinsics_of_one_decorator_are_all_walked():
 
 
 def test_a_kernel_is_cached_under_its_module_and_digest():
-    digest = numba_sources.digest(Path(norms.__file__), PACKAGE)
+    digest = source_dependency_digest.digest(Path(norms.__file__), PACKAGE)
     path = Path(norms._rms_norm._cache.cache_path)
     assert path == cache_entries.numba_cache_dir() / f"norms-{digest}"
 
@@ -130,14 +132,16 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 
 
 def test_every_module_that_caches_machine_code_imports_the_pool_first():
-    pool, code = "labkit/cpu/runtime/thread_pool.py", "labkit/cpu/runtime/thread_pool_code.py"
+    pool, code = "labkit/cpu/runtime/thread_pool.py", "labkit/cpu/runtime/compiled_thread_pool.py"
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
     caching_modules = [path for path, text in texts.items() if re.search(r"\bcache=True\b", text)]
     assert len(caching_modules) == 3
     for path in caching_modules:
         # The pool imports its code inside a function, after it has set the folder.
-        assert pool in numba_sources.read_sources(path, PACKAGE) or path == CHECKOUT / code, path
-    importers = [path for path, text in texts.items() if "import thread_pool_code" in text]
+        assert (
+            pool in source_dependency_digest.read_sources(path, PACKAGE) or path == CHECKOUT / code
+        ), path
+    importers = [path for path, text in texts.items() if "import compiled_thread_pool" in text]
     assert importers == [CHECKOUT / pool]
 
 

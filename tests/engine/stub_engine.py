@@ -10,13 +10,13 @@ import numpy as np
 
 from labkit import config
 from labkit.engine import prefix_cache
-from labkit.engine.attention.kv_shape import StateShape
+from labkit.engine.attention.kv_and_state_shapes import StateShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.kv_layout.kv_and_state_slots import HybridKVCacheManager
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.recurrent_states.state_memory import StateMemory
+from labkit.engine.recurrent_states.state_arrays import StateMemory
 from labkit.engine.recurrent_states.state_slots import StateSlotManager
 from labkit.engine.request import Request
 from labkit.engine.runner.decode_padding import DecodePadding
@@ -24,8 +24,8 @@ from labkit.engine.runner.input_builder import InputBuilder, staircase, window
 from labkit.engine.runner.step_launchers import create_launcher
 from labkit.engine.sampling.sampling_params import SamplingParams
 from labkit.engine.scheduler.scheduler import Scheduler
-from labkit.engine.speculation.draft_verification import DraftVerifier, Speculator
 from labkit.engine.speculation.ngram import NgramProposer
+from labkit.engine.speculation.propose_and_verify import DraftVerifier, Speculator
 from labkit.engine.step_loop import NoScheduleCheck, StepLoop
 
 VOCAB, EOS = 31, 30

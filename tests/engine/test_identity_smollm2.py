@@ -9,7 +9,7 @@ import importlib.util
 import pytest
 
 from labkit import workload
-from labkit.cli import study_composer
+from labkit.cli import multirun_composition
 from labkit.experiment.compose.cell_composer import compose_cell
 from labkit.experiment.hydra.hydra_composer import Composer
 
@@ -64,9 +64,9 @@ WORKLOADS = {"chat": "workload.num_requests=4", "agent": "workload.num_requests=
 @pytest.fixture(scope="module")
 def answers():
     """Return a function that serves a workload once per engine; answers by request."""
-    study_composer.register()
+    multirun_composition.register()
     tokens_by_request = {}
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         composer = Composer()
 
         def serve(engine, requests):

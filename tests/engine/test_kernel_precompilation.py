@@ -17,11 +17,11 @@ from labkit.cpu.attention import (
     tiled_attention_kernel,
 )
 from labkit.cpu.layers import activations, norms, rope
-from labkit.cpu.matmul import gemm, int8_matmul, matmul_work_units, quantized_matmul
+from labkit.cpu.matmul import gemm, int8_matmul, matmul_launch, quantized_matmul
 from labkit.cpu.replay import graph_replay
 from labkit.engine import create
 from labkit.engine import kernel_precompilation as precompilation
-from labkit.machine import numba_sources
+from labkit.machine import source_dependency_digest
 from labkit.machine.cache_entries import CacheError
 
 FILL_CACHE, START = precompilation.fill_cache, precompilation.start  # conftest replaces ``start``
@@ -37,10 +37,10 @@ def compiled():
     """The signatures of the kernels that an engine launches, and the functions that they call."""
     launched = kernel_entry_points.decode, kernel_entry_points.tiled, kernel_entry_points.scatter
     kernels = (
-        *(*launched, graph_replay.replay, matmul_work_units.launch, rope._rope, norms._rms_norm),
+        *(*launched, graph_replay.replay, matmul_launch.launch, rope._rope, norms._rms_norm),
         *(activations._activate, gemm.pack_panels),
     )
-    called = matmul_work_units.compile_unit, quantized_matmul.format_functions
+    called = matmul_launch.compile_unit, quantized_matmul.format_functions
     return [kernel.signatures for kernel in kernels], [f.cache_info().currsize for f in called]
 
 
@@ -97,13 +97,15 @@ def test_a_model_is_read_meanwhile_and_waiting_raises_what_went_wrong(monkeypatc
 
 def test_a_change_of_any_kernel_compiles_again():
     package = precompilation.SOURCES[0].parents[1]
-    sources = [numba_sources.read_sources(file, package) for file in precompilation.SOURCES]
+    sources = [
+        source_dependency_digest.read_sources(file, package) for file in precompilation.SOURCES
+    ]
     modules = (
         decode_attention_kernel,
         tiled_attention_kernel,
         kernel_entry_points,
         graph_replay,
-        matmul_work_units,
+        matmul_launch,
     )
     for module in (*modules, rope, norms, activations, gemm, quantized_matmul, int8_matmul):
         path = f"{module.__name__.replace('.', '/')}.py"

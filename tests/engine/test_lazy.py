@@ -13,7 +13,7 @@ from test_paged_tokens import create_mlx, prompts, serve
 import labkit
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.attention.launch_report import launch_stamp
+from labkit.engine.attention.launch_evidence import launch_stamp
 from labkit.engine.engine_protocol import StaleLaunchError
 from labkit.kernel_constants import STAMP_MASK
 from labkit.metal import gpu_properties

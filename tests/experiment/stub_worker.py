@@ -22,7 +22,7 @@ import numpy as np
 
 from labkit import records as record
 from labkit.experiment.worker import __main__ as worker
-from labkit.experiment.worker import worker_stages
+from labkit.experiment.worker import worker_setup
 from labkit.machine.facts import machine_snapshot
 from labkit.records import CaseRecord, Metric
 from labkit.workload.output_digest import array_outputs
@@ -184,8 +184,8 @@ if __name__ == "__main__":
     import labkit
 
     labkit.workload = stub
-    worker_stages.start_probe = start_probe
-    worker_stages.forget_own_stop = lambda: None  # the pool is numba's
-    worker_stages.needs_peak_rates = lambda experiment, block: False  # would compile with numba
+    worker_setup.start_probe = start_probe
+    worker_setup.forget_own_stop = lambda: None  # the pool is numba's
+    worker_setup.needs_peak_rates = lambda experiment, block: False  # would compile with numba
     worker.write_record = write_record
     sys.exit(worker.main())

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.config import ConfigError, DType, Model, extras
+from labkit.config import ConfigError, DType, Model, package_extras
 from labkit.experiment.compose import cell_composer
 from labkit.experiment.compose.cell_composer import obstacles, to_cell
-from labkit.experiment.schedule.blocks_per_cell import with_allocation
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.design_change_check import refuse_changes
+from labkit.experiment.schedule.pilot_and_allocation import with_allocation
 
 
 def test_an_arm_is_the_cell_with_its_overrides_appended(composed):
@@ -97,7 +97,7 @@ def test_an_arm_on_a_missing_device_is_refused_when_composed(composed, monkeypat
 
 
 def test_packages_are_asked_for_before_a_model_is_read(composed, monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_extras, "find_spec", lambda name: None)
     needed = r"^arm base: workload=chat: not installed: mlx, .* 'mlx-labkit\[mlx\]'$"
     for model in (["model=smollm2"], ["model=local", "model.path=org/name"]):
         with pytest.raises(ConfigError, match=needed):

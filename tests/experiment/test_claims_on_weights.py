@@ -17,7 +17,7 @@ WHOLE = {"layer.weight": ("F32", [8, 64])}
 @pytest.fixture(autouse=True)
 def no_metal(monkeypatch):
     """On Metal MLX keeps half precision."""
-    monkeypatch.setattr("labkit.engine.model.compute_dtype.mlx_gpu", lambda: None)
+    monkeypatch.setattr("labkit.engine.model.dtype_resolution.mlx_gpu", lambda: None)
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.cli import run_study, study_composer
+from labkit.cli import multirun_composition, run_study
 from labkit.config import ConfigError, Engine, Experiment, ListedRequest, from_plain, to_plain
 from labkit.config.env_interpolation import hide_values
 from labkit.experiment.compose.cell_composer import to_cell, write_config
 from labkit.experiment.schedule.cell_manifest import write_manifest
-from labkit.experiment.worker.worker_stages import experiment_of, without_values
+from labkit.experiment.worker.worker_setup import experiment_of, without_values
 from labkit.records import Arm, CaseRecord, Record
 
 SECRET = "http://user:s3cret@127.0.0.1:9"
@@ -45,7 +45,7 @@ def compose(monkeypatch, composed):
 def test_the_expression_is_kept_and_the_value_is_used(words, compose, tmp_path):
     cell = compose(*words)
     texts = [json.dumps(arm.to_json()) for arm in cell.arms]
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         write_config(tmp_path / "config.yaml", [], words)
     texts += [(tmp_path / "config.yaml").read_text(), cell.name]
     write_manifest(to_cell(cell, tmp_path / "cell"), 1)
@@ -64,7 +64,7 @@ def test_hydra_names_folders_by_expressions(compose, tmp_path, monkeypatch, last
     study = SimpleNamespace(run=lambda name, folder, compose: jobs.append((name, folder)))
     monkeypatch.setattr(sys, "argv", ["labkit"])
     monkeypatch.chdir(tmp_path)
-    study_composer.register()
+    multirun_composition.register()
     run_study.run_hydra([*OPENAI, f"engine.server.url={URL}", f"out={tmp_path}/s", *last], study)
     ((name, folder),) = jobs
     assert folder == tmp_path / "s" / name and "oc.env_LABKIT_TEST_URL" in name

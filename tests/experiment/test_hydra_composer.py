@@ -5,7 +5,7 @@ import doctest
 
 import pytest
 
-from labkit.cli import study_composer
+from labkit.cli import multirun_composition
 from labkit.config import ConfigError, to_plain
 from labkit.experiment.hydra import hydra_composer
 from labkit.experiment.hydra.hydra_composer import Composer, expand_sweep, hydra_quote
@@ -72,7 +72,7 @@ def test_values_survive_hydras_grammar(value):
 
 @pytest.fixture
 def composer(composer):
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         yield composer
 
 

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from labkit import app, archive
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
 from labkit.experiment.compose.input_digests import PACKAGE, input_digests, named_as_begun
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.design_change_check import refuse_changed_inputs, refuse_changes
 from labkit.records import DIGESTS_FILE, Arm, RecordError, read_arms
-from labkit.replicate.authors_question import AuthorsCell, ReaderOptions
+from labkit.replicate.original_study import AuthorsCell, ReaderOptions
 
 # An option, its value, and a file that it makes a cell read.
 INPUTS = [
@@ -191,8 +191,8 @@ def test_the_command_names_the_file_that_changed(files, monkeypatch, capsys):
     prompts.write_text('{"prompt": "before", "max_tokens": 4}')
     source = ["workload.prompts.source=file", "workload.prompts.path=prompts.jsonl"]
     words = ["workload.num_requests=null", *source, "out=s", "plan=true"]
-    study_composer.register()
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(words))
+    multirun_composition.register()
+    (composed,) = multirun_composition.compose_cells(hydra_arguments.parse(words))
     write_manifest(to_cell(composed, files / "s" / composed.name), 4)
     prompts.write_text('{"prompt": "after", "max_tokens": 4}')
     with pytest.raises(SystemExit, match="2"):

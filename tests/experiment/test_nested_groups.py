@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import write_config
 
@@ -11,8 +11,8 @@ GROUPS = ("attention", "budget", "kv", "scheduler")
 
 
 def cells_of(*words):
-    command = study_composer.with_sweep_as_arms(hydra_arguments.parse([*words, "-m"]))
-    return study_composer.compose_cells(command)
+    command = multirun_composition.with_sweep_as_arms(hydra_arguments.parse([*words, "-m"]))
+    return multirun_composition.compose_cells(command)
 
 
 def engine_of(*words):
@@ -26,7 +26,7 @@ def own(tmp_path):
     folder = tmp_path / "engine" / "scheduler"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("max_num_seqs: 8\nchunk: 64\n")
-    study_composer.register()
+    multirun_composition.register()
     return "--config-dir", str(tmp_path)
 
 
@@ -36,7 +36,7 @@ def test_every_file_of_a_nested_group_composes(group, composer):
     assert files
     for file in files:
         needs = ["engine=contiguous"] if file.stem == "sdpa" else []
-        with study_composer.initialized():  # a budget need not fit this machine's free memory
+        with multirun_composition.initialized():  # a budget need not fit this machine's free memory
             composed = composer.compose([*needs, f"engine/{group}={file.stem}"])
         section = getattr(composed.engine, group)
         for key, value in yaml.safe_load(file.read_text()).items():
@@ -111,13 +111,13 @@ def test_the_config_that_hydra_records_and_an_arm_s_overrides_are_the_arm_s_conf
         "defaults: [override /ablation: kv_layout, override /workload: uniform]\n"
         "scales: {cpu: {workload.num_requests: 4}, full: {model: small}}\n"
     )
-    study_composer.register()
+    multirun_composition.register()
     command = hydra_arguments.parse(["--config-dir", str(tmp_path), *words, "-m"])
-    command = study_composer.with_sweep_as_arms(command)
-    (cell,) = study_composer.compose_cells(command)
+    command = multirun_composition.with_sweep_as_arms(command)
+    (cell,) = multirun_composition.compose_cells(command)
     hydra = [o for o in command.overrides if o.startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         write_config(tmp_path / "config.yaml", hydra, task)
     recorded = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert recorded["ablation"]["arms"].keys() == {arm.name for arm in cell.arms[:-1]}

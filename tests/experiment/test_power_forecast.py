@@ -10,22 +10,22 @@ import pytest
 
 from labkit import config
 from labkit.analysis.statistics.power import single_row_mde_pct
-from labkit.cli import hydra_arguments, run_study, study_composer
+from labkit.cli import hydra_arguments, multirun_composition, run_study
 from labkit.config import Isolation
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.schedule import (
-    blocks_per_cell,
     cell_runner,
     doctor_noise_cache,
     noise_history,
+    pilot_and_allocation,
     plan_preview,
     power_forecast,
 )
-from labkit.experiment.schedule.blocks_per_cell import with_allocation
+from labkit.experiment.schedule.case_time_allocation import CasePilot, CaseShare, CellPilot
 from labkit.experiment.schedule.cell_manifest import write_manifest
 from labkit.experiment.schedule.doctor_noise_cache import PilotNoise
 from labkit.experiment.schedule.noise_history import CellNoise, StudyHistory
-from labkit.experiment.schedule.time_allocation import CasePilot, CaseShare, CellPilot
+from labkit.experiment.schedule.pilot_and_allocation import with_allocation
 from labkit.records import Arm, read_cell, write_json
 from labkit.workload.workload_protocols import START_SECONDS
 
@@ -56,8 +56,8 @@ def composed(kernel=True, **engine):
 
 
 def composed_of(*typed):
-    study_composer.register()
-    (cell,) = study_composer.compose_cells(hydra_arguments.parse(typed))
+    multirun_composition.register()
+    (cell,) = multirun_composition.compose_cells(hydra_arguments.parse(typed))
     return cell
 
 
@@ -167,7 +167,7 @@ def test_arms_that_cannot_interleave_get_no_interleaved_forecast(doctor):
 
 def test_the_plan_prints_the_forecast_once(doctor, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    study_composer.register()
+    multirun_composition.register()
     overrides = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
     assert run_study.run(hydra_arguments.Command((), overrides, multirun=False)) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -292,7 +292,7 @@ def test_a_plan_counts_the_rounds_of_its_own_arms(tmp_path, monkeypatch):
     typed = ["ablation=seq_map", "workload=kernel_decode", "design.time=60"]
     composed = composed_of(*typed)
     pilot = CellPilot(1.0, tuple(CasePilot(c, 5.0, 5.0, 0.05, 9) for c in ("a", "b")))
-    monkeypatch.setattr(blocks_per_cell, "earlier_pilot", lambda folder: pilot)
+    monkeypatch.setattr(pilot_and_allocation, "earlier_pilot", lambda folder: pilot)
     blocks = []
     for arms in (3, 6):
         manifest = {"arms": [{}] * arms, "design": {"runs_per_block": 1}, "rows": []}
@@ -337,7 +337,7 @@ EIGHT = ("design.blocks=8", "design.looks=[{blocks: 8, alpha: 0.02}, {blocks: 12
 )
 def test_a_plan_has_the_looks_that_can_decide(overrides, line, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    study_composer.register()
+    multirun_composition.register()
     command = hydra_arguments.Command((), (*overrides, "plan=true"), multirun=False)
     assert run_study.run(command) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.config import ConfigError
 from labkit.experiment.compose.cell_composer import to_cell
 
@@ -25,14 +25,14 @@ scales: {cpu: {}, full: {model: small}}
 def cells(tmp_path):
     (tmp_path / "experiment").mkdir()
     file = tmp_path / "experiment" / "mine.yaml"
-    study_composer.register()
+    multirun_composition.register()
 
     def compose(*words, text=ROWS):
         file.write_text(text.lstrip())
         argv = ["--config-dir", str(tmp_path), "experiment=mine", *words]
         return [
             to_cell(cell, tmp_path)
-            for cell in study_composer.compose_cells(hydra_arguments.parse(argv))
+            for cell in multirun_composition.compose_cells(hydra_arguments.parse(argv))
         ]
 
     return compose

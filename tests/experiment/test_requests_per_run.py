@@ -14,17 +14,17 @@ from planted_cells import caveats
 from planted_runs import Notes, PlantedRuns
 
 from labkit import config
-from labkit.analysis.comparison.text_quality import text_qualities
+from labkit.analysis.comparison.perplexity_and_kl import text_qualities
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.config import Isolation
 from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.resumed_legacy_cell import rounds_as_begun
-from labkit.experiment.schedule import blocks_per_cell, plan_preview
-from labkit.experiment.schedule.blocks_per_cell import allocation_of, lines_of, with_allocation
+from labkit.experiment.schedule import pilot_and_allocation, plan_preview
+from labkit.experiment.schedule.case_time_allocation import CellPilot
 from labkit.experiment.schedule.cell_runner import run_cell
+from labkit.experiment.schedule.cell_time_limit import TimeLimit
+from labkit.experiment.schedule.pilot_and_allocation import allocation_of, lines_of, with_allocation
 from labkit.experiment.schedule.requests_per_run import PILOT_BLOCK, UnitLimits, pilot_of
-from labkit.experiment.schedule.time_allocation import CellPilot
-from labkit.experiment.schedule.time_limit import TimeLimit
 from labkit.records import Arm, CaseRecord, Metric, read_arm, read_cell, read_runs
 from labkit.workload.scoring import ScoringKind
 from labkit.workload.workload_protocols import CasePilot
@@ -65,7 +65,7 @@ class Served(PlantedRuns):
 def now(monkeypatch):
     """The time in seconds, which a launcher moves."""
     now = [100.0]
-    monkeypatch.setattr(blocks_per_cell.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pilot_and_allocation.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from labkit.config import Design
 from labkit.experiment.schedule import rounds_per_block
-from labkit.experiment.schedule.rounds_per_block import RoundPlanner
-from labkit.experiment.schedule.time_allocation import (
+from labkit.experiment.schedule.case_time_allocation import (
     MIN_ROUNDS_TO_DECIDE,
     CasePilot,
     CellPilot,
     allocate,
 )
+from labkit.experiment.schedule.rounds_per_block import RoundPlanner
 from labkit.records import CaseRecord, Metric
 
 LIGHT = CasePilot("light", 0.02, 0.03, 0.04, 30)

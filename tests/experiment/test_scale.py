@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from labkit.cli import config_printer, hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition, print_only_flags
 from labkit.config import ConfigError
 
 
@@ -19,12 +19,12 @@ def scaled(tmp_path):
         "  cpu: {workload.num_requests: 4}\n"
         "  full: {model: small, workload: ragged, workload.concurrency: 8}\n"
     )
-    study_composer.register()
+    multirun_composition.register()
     return ["--config-dir", str(tmp_path), "experiment=mine"]
 
 
 def cell_of(argv):
-    (cell,) = study_composer.compose_cells(hydra_arguments.parse(argv))
+    (cell,) = multirun_composition.compose_cells(hydra_arguments.parse(argv))
     return cell
 
 
@@ -93,7 +93,7 @@ def test_an_unknown_scale_is_one_line(scaled, tmp_path):
 
 @pytest.mark.parametrize("topic", ["job", "all"])
 def test_a_printed_config_has_its_scale(scaled, topic, capsys):
-    config_printer.print_config(
+    print_only_flags.print_config(
         hydra_arguments.parse([*scaled, "scale=full", "workload.num_requests=3", "--cfg", topic])
     )
     printed = capsys.readouterr().out

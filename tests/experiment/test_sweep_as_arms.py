@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 
-from labkit.cli import hydra_arguments, run_study, study_composer
+from labkit.cli import hydra_arguments, multirun_composition, run_study
 from labkit.config import Ablation, ConfigError, arm_sweep
 from labkit.experiment.compose.sweep_as_arms import sweep_as_arms
 from labkit.experiment.hydra.hydra_composer import Composer
@@ -19,12 +19,12 @@ SWEEP = (
 
 @pytest.fixture(autouse=True)
 def registered():
-    study_composer.register()
+    multirun_composition.register()
 
 
 def cells_of(*words):
-    return study_composer.compose_cells(
-        study_composer.with_sweep_as_arms(hydra_arguments.parse([*words, "-m"]))
+    return multirun_composition.compose_cells(
+        multirun_composition.with_sweep_as_arms(hydra_arguments.parse([*words, "-m"]))
     )
 
 
@@ -34,7 +34,7 @@ def test_the_docstrings_of_sweeps_hold():
 
 
 def test_swept_options_become_one_sweep_of_arms():
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         overrides = sweep_as_arms([TOKENS, "seed=3", ORDER], Composer())
     assert overrides == ["seed=3", "ablation=sweep", SWEEP]
 
@@ -92,7 +92,7 @@ def test_what_is_asked_still_makes_cells():
 )
 def test_other_sweeps_are_left_as_they_are(words):
     command = hydra_arguments.parse([*words, "-m"])
-    assert study_composer.with_sweep_as_arms(command) == command
+    assert multirun_composition.with_sweep_as_arms(command) == command
 
 
 SEARCH = """
@@ -122,7 +122,7 @@ def experiments(tmp_path):
 def test_a_search_or_a_sweep_of_an_experiment_makes_the_cells(experiments):
     block_sizes = "engine.kv.block_size=16,32"
     search = hydra_arguments.parse([*experiments, "experiment=search", block_sizes, "-m"])
-    assert study_composer.with_sweep_as_arms(search) == search
+    assert multirun_composition.with_sweep_as_arms(search) == search
     cells = cells_of(*experiments, "experiment=params", block_sizes, "workload=ragged")
     assert [cell.experiment.engine.kv.block_size for cell in cells] == [16, 32]
     assert {len(cell.arms) for cell in cells} == {2}
@@ -145,9 +145,9 @@ def test_a_workload_of_a_config_dir_is_swept_as_arms(tmp_path):
 
 def test_a_study_that_has_such_a_cell_continues_it(tmp_path):
     command = hydra_arguments.parse([TOKENS, f"out={tmp_path}", "-m"])
-    assert study_composer.with_sweep_as_arms(command) != command
+    assert multirun_composition.with_sweep_as_arms(command) != command
     (tmp_path / "engine.scheduler.max_num_batched_tokens=512").mkdir()
-    assert study_composer.with_sweep_as_arms(command) == command
+    assert multirun_composition.with_sweep_as_arms(command) == command
 
 
 def test_groups_and_files_are_swept_by_name(tmp_path):
@@ -166,7 +166,7 @@ def test_options_that_are_valid_only_with_a_swept_one_are_those_of_its_arms():
     assert [arm.name for arm in cell.arms] == ["engine=contiguous", "engine=padded", "control"]
     backends = {arm.engine.attention.backend for arm in cell.experiments.values()}
     assert backends == {"sdpa"}
-    with study_composer.initialized():
+    with multirun_composition.initialized():
         overrides = sweep_as_arms(["model=local", "model.path=a,b"], Composer())
     assert overrides == ["model=local", "ablation=sweep", "++ablation.sweep={model.path:[a,b]}"]
 

@@ -14,7 +14,7 @@ from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
 from labkit.experiment.launch.run_launcher import WorkerLauncher
 from labkit.experiment.schedule.cell_runner import run_cell
-from labkit.experiment.worker import worker_run, worker_stages
+from labkit.experiment.worker import worker_run, worker_setup
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
@@ -104,11 +104,11 @@ def world(monkeypatch):
     def load(experiments, setting, note):
         return InterleavedArms(world, experiments, setting)
 
-    monkeypatch.setattr(worker_stages, "load", load)
-    monkeypatch.setattr(worker_stages, "start_probe", lambda on_compile: (probe, {}))
-    monkeypatch.setattr(worker_stages, "needs_peak_rates", lambda experiment, block: False)
-    monkeypatch.setattr(worker_stages, "thread_budget", thread_budget)
-    monkeypatch.setattr(worker_stages, "apply_thread_budget", apply_thread_budget)
+    monkeypatch.setattr(worker_setup, "load", load)
+    monkeypatch.setattr(worker_setup, "start_probe", lambda on_compile: (probe, {}))
+    monkeypatch.setattr(worker_setup, "needs_peak_rates", lambda experiment, block: False)
+    monkeypatch.setattr(worker_setup, "thread_budget", thread_budget)
+    monkeypatch.setattr(worker_setup, "apply_thread_budget", apply_thread_budget)
     return world
 
 
@@ -138,7 +138,7 @@ def test_every_arm_has_its_record_and_its_thread_budget_in_its_turns(make, world
 def test_a_process_that_is_stopped_between_its_turns_forgets_the_stop_in_each(
     make, world, monkeypatch
 ):
-    monkeypatch.setattr(worker_stages, "forget_own_stop", lambda: world.events.append("forget"))
+    monkeypatch.setattr(worker_setup, "forget_own_stop", lambda: world.events.append("forget"))
     cell = make()
     block_of(cell)
     assert "forget" not in world.events
@@ -171,7 +171,7 @@ def test_an_arm_s_thread_budget_is_computed_once(make, world, monkeypatch):
     def load(experiments, setting, note):
         return Twice(world, experiments, setting)
 
-    monkeypatch.setattr(worker_stages, "load", load)
+    monkeypatch.setattr(worker_setup, "load", load)
     block_of(make())
     turns = [event for event in world.events if event[0] == "turn"]
     assert len(turns) == 6 and world.known_answer_tests == 3
@@ -184,7 +184,7 @@ def test_the_workload_gets_the_probe_for_work_between_turns(make, world, monkeyp
         given.append(setting.machine)
         return InterleavedArms(world, experiments, setting)
 
-    monkeypatch.setattr(worker_stages, "load", load)
+    monkeypatch.setattr(worker_setup, "load", load)
     block_of(make())
     assert len(given) == 1 and given[0] is world.probe
 
@@ -247,7 +247,7 @@ def test_a_thread_budget_is_limited_by_numba_s_pool(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "numba", numba)
     for threads in (1, 3, 9):
-        worker_stages.apply_thread_budget(threads)
+        worker_setup.apply_thread_budget(threads)
     assert budgets == [1, 3, 4]
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.config import ConfigError
 from labkit.experiment.hydra import yaml_validation
 from labkit.experiment.hydra.yaml_validation import check_file
@@ -104,9 +104,9 @@ def compose(tmp_path, monkeypatch):
             path = tmp_path / group / f"{name}.yaml"
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, "utf-8")
-        study_composer.register()
+        multirun_composition.register()
         command = hydra_arguments.parse(["--config-dir", str(tmp_path), f"{group}=mine", *words])
-        return study_composer.compose_cells(command)[0].experiment
+        return multirun_composition.compose_cells(command)[0].experiment
 
     return enter
 

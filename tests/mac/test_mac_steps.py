@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from labkit import analysis
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 from labkit.experiment.hydra import hydra_composer
 from labkit.mac import __main__ as door
 from labkit.mac import kernel_verification, mac_steps, nvidia_steps, report_bundle
@@ -139,7 +139,7 @@ def compose_step(composer, monkeypatch):
 
     def compose(step):
         start = 3 if step.name == "answers" else 2
-        return study_composer.compose_cells(hydra_arguments.parse(step.arguments[start:]))
+        return multirun_composition.compose_cells(hydra_arguments.parse(step.arguments[start:]))
 
     return compose
 

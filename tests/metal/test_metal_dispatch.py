@@ -11,7 +11,7 @@ from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, sequence_resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
-from labkit.engine.attention.launch_report import Launch, launch_stamp, report_launches
+from labkit.engine.attention.launch_evidence import Launch, launch_stamp, report_launches
 from labkit.engine.attention.sequence_resolvers.work_plan import work_plan
 from labkit.kernel_constants import KERNEL_IDS
 from labkit.metal.kernels import header, source

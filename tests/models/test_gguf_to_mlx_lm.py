@@ -14,13 +14,13 @@ from labkit.config import ConfigError
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.model import model_loader
-from labkit.engine.model.compute_dtype import MatrixStorage, WeightLoading
-from labkit.engine.model.model_copies import (
+from labkit.engine.model.converted_checkpoints import (
     _widened,
     float32_directory,
     is_quantized,
     mlx_lm_directory,
 )
+from labkit.engine.model.dtype_resolution import MatrixStorage, WeightLoading
 from labkit.models.gguf import gguf_header, gguf_model_config, gguf_to_mlx_lm
 from labkit.models.gguf.gguf_writer import export_gguf
 

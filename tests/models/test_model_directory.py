@@ -12,7 +12,7 @@ from gguf_files import local
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
-from labkit.config import ConfigError, Model, PackagedFile, extras
+from labkit.config import ConfigError, Model, PackagedFile, package_extras
 from labkit.models import model_directory, model_json, resolve
 from labkit.models.safetensors_header import matrix_formats, read_header
 
@@ -305,7 +305,7 @@ def test_the_formats_of_a_model_s_matrices(model):
 
 
 def test_a_package_that_reads_a_model_and_is_not_installed_is_named(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_extras, "find_spec", lambda name: None)
     write(model, "config.json", {**CONFIG, "vocab_size": None})
     file = gguf_files.model(tmp_path / "m.gguf")
     packaged = PackagedFile("some_package", "m.gguf", "0" * 64, "some-package")

@@ -8,7 +8,7 @@ import yaml
 
 from docs.generators import counters as counters_page
 from labkit.config import Attention, ConfigError, Engine, PrefixCache
-from labkit.experiment.compose.engaged_claim_validation import check_names, option_choices
+from labkit.experiment.compose.claimed_counter_check import check_names, option_choices
 from labkit.records import counter_registry
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from labkit.records.metric_registry import (
     metric_definition,
     metric_names,
 )
-from labkit.workload.memory_headroom_workload_kind import Claim
-from labkit.workload.memory_headroom_workload_kind import metrics as headroom_metrics
+from labkit.workload.memory_claims_workload_kind import Claim
+from labkit.workload.memory_claims_workload_kind import metrics as headroom_metrics
 from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,

@@ -20,12 +20,12 @@ from labkit import archive as archive_command
 from labkit import post, report
 from labkit.analysis.model.replication_result import Replication
 from labkit.analysis.pages import matplotlib_figures
-from labkit.analysis.pages.article_rendering import table_archives
+from labkit.analysis.pages.article_from_records import table_archives
 from labkit.analysis.pages.replication_page import write_replication
 from labkit.analysis.studies.replication import forecast_lines, replication_of
 from labkit.analysis.studies.study_analysis import AnalysisCache
 from labkit.analysis.studies.study_discovery import cell_dirs
-from labkit.cli import hydra_arguments, run_study, study_composer, study_runner
+from labkit.cli import hydra_arguments, multirun_composition, run_study, study_runner
 from labkit.cli.study_runner import StudyRunner
 from labkit.config import ConfigError, Redo, to_plain
 from labkit.engine.user_classes import UserClassError
@@ -33,7 +33,7 @@ from labkit.experiment.compose.input_digests import input_digests
 from labkit.machine.cache_entries import CacheError
 from labkit.records import RecordError, open_study, unpack_archive
 from labkit.replicate.__main__ import AuthorsStudy, _continuing, _folder_names, _reader, main
-from labkit.replicate.authors_question import TIME_S, AuthorsCell, ReaderOptions, authors_cells
+from labkit.replicate.original_study import TIME_S, AuthorsCell, ReaderOptions, authors_cells
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -74,8 +74,8 @@ def silence(patch, folder):
 
 
 def study(out, launcher, words=WORDS):
-    study_composer.register()
-    cells = study_composer.compose_cells(hydra_arguments.parse(words))
+    multirun_composition.register()
+    cells = multirun_composition.compose_cells(hydra_arguments.parse(words))
     runner = StudyRunner(out, cells, launcher)
     for cell in cells:
         runner.run(cell.name, out / cell.name)

@@ -14,7 +14,7 @@ import pytest
 from in_process import post, run_scenario
 
 from labkit import config
-from labkit.server import task_processes
+from labkit.server import killable_process_pool
 from labkit.server.constraints import grammar_trial_worker
 from labkit.server.constraints.grammar_compiler import (
     GrammarCompiler,
@@ -138,7 +138,7 @@ def test_a_limit_ends_the_process_and_the_next_grammar_starts_another(
         assert reason in await refusal(processes, ENDLESS)
         await gone()
         with monkeypatch.context() as patch:
-            patch.setattr(task_processes.TaskProcess, "answer", answer_nothing)
+            patch.setattr(killable_process_pool.TaskProcess, "answer", answer_nothing)
             if "grammar_memory_bytes" in limits:
                 assert reason in await refusal(processes, ENDLESS)  # the result is cached
             else:
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_ends_the_process(chat_model):
 
 
 def test_a_busy_server_refuses_after_a_while_and_closing_ends_everything(chat_model, monkeypatch):
-    monkeypatch.setattr(task_processes, "WAIT_S", 0.1)
+    monkeypatch.setattr(killable_process_pool, "WAIT_S", 0.1)
 
     async def scenario(processes):
         endless = [

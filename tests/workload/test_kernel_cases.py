@@ -15,7 +15,7 @@ from labkit.config import Case, ConfigError, Precision
 from labkit.config.engine.attention import ATTENTION_BACKENDS
 from labkit.cpu.precision.kv_dtypes import from_float32, to_float32
 from labkit.engine.attention.backends.mlx_backend_base import MlxBackend
-from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.launch_evidence import LaunchReport
 from labkit.metal.emulator import cpp_compilation
 from labkit.workload import device_availability, kind_of
 from labkit.workload.kernels import kernel_cases

@@ -7,7 +7,7 @@ import pytest
 from labkit import workload
 from labkit.config import Budget, Reservation
 from labkit.engine import memory_budget
-from labkit.workload.requests import preflight_warnings, profiling_turns
+from labkit.workload.requests import post_run_profiling, preflight_warnings
 
 BASE = (
     "workload=uniform",
@@ -110,4 +110,6 @@ def test_an_own_engine_has_no_pool_rows_or_clocks_to_plan_with(compose_experimen
     own = dataclasses.replace(small.engine, name="mine.plain:Plain", budget=Budget(blocks=2))
     own = dataclasses.replace(small, engine=own)
     assert warnings(own) == () and memory_budget.plan_for_arm(own) is None
-    assert profiling_turns.share(small, 4096) == 0.25 and profiling_turns.share(own, 4096) == 0
+    assert (
+        post_run_profiling.share(small, 4096) == 0.25 and post_run_profiling.share(own, 4096) == 0
+    )

@@ -17,7 +17,7 @@ from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import prompt_cache
 from labkit.workload.requests import request_workload_kind
 from labkit.workload.requests.request_workload_kind import RequestKind
-from labkit.workload.sources import packaged_texts, source_of
+from labkit.workload.sources import chat_and_agent, source_of
 from labkit.workload.tokenized_prompt import Prompt
 
 
@@ -29,7 +29,7 @@ def experiment(seed=0, engine=None, **workload):
 
 def chat_prompts(**options):
     configured = experiment(**options)
-    return packaged_texts.CHAT.make(configured, resolve(configured.model))
+    return chat_and_agent.CHAT.make(configured, resolve(configured.model))
 
 
 def make_prompts(experiment):
@@ -109,10 +109,10 @@ def test_chat_prompts_run_from_ten_to_fifteen_hundred_tokens():
 def test_chat_prompts_are_the_questions_in_the_seed_s_order():
     prompts = chat_prompts(seed=7, num_requests=12)
     decode = tokenizer.load(resolve(experiment().model).path).decode
-    plan = packaged_texts.plan(7, 12)
+    plan = chat_and_agent.plan(7, 12)
     assert [p.request_id for p in prompts] == [f"r{i:03d}" for i in range(12)]
     for prompt, (question, output) in zip(prompts, plan, strict=True):
-        assert decode(prompt.token_ids) == packaged_texts.questions()[question].prompt
+        assert decode(prompt.token_ids) == chat_and_agent.questions()[question].prompt
         assert prompt.max_tokens == output
     with pytest.raises(ConfigError, match=r"workload\.num_requests=65: chat has only 64 questions"):
         chat_prompts(num_requests=65)
@@ -266,7 +266,7 @@ def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):
         for n, m in ((32, 16), (8, 16), (32, 1))
     )
     assert a.seconds > b.seconds and c.seconds > a.seconds and a.bytes > c.bytes
-    guessed = [prompt for prompt, _ in packaged_texts.CHAT.lengths(experiment())]
+    guessed = [prompt for prompt, _ in chat_and_agent.CHAT.lengths(experiment())]
     assert sum(guessed) == pytest.approx(sum(len(p.token_ids) for p in chat_prompts()), rel=0.2)
     assert not workload_cache.exists()
 
@@ -277,8 +277,8 @@ def test_preparing_imports_neither_mlx_nor_an_engine():
         "[workload.prepare(e) or workload.estimate(e) for e in experiments]; "
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
         "or m.startswith('labkit.engine.') and not m.removeprefix('labkit.engine.').startswith("
-        "('memory_budget', 'model.compute_dtype', 'user_classes')) and m != 'labkit.engine.model']"
-        "; print(bad)"
+        "('memory_budget', 'model.dtype_resolution', 'user_classes')) "
+        "and m != 'labkit.engine.model']; print(bad)"
     )
     source = (
         "from labkit.config import Experiment, from_plain\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 from docs.generators.widgets.page import Widget
 from labkit import config
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_interface import KVCache, KVCacheManager
 from labkit.engine.kv_layout import contiguous, padded

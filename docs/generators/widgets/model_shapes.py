@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from labkit import config
 from labkit.engine import memory_budget
 from labkit.engine.memory_budget import ModelFootprint, model_footprint
-from labkit.engine.model.compute_dtype import WeightLoading
+from labkit.engine.model.dtype_resolution import WeightLoading
 
 CONF = Path(__file__).parents[3] / "conf" / "model"
 BUILT = ("tiny", "small", "qwen3_0.6b")  # conf/model/NAME.yaml

@@ -9,8 +9,8 @@ import numpy as np
 
 from labkit.analysis.comparison.observations import MetricRow, complete_blocks, log_values
 from labkit.analysis.model.result_row import Comparison
-from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
 from labkit.analysis.statistics.equivalence_test import equivalence_test
+from labkit.analysis.statistics.hodges_lehmann import hodges_lehmann, to_percent
 from labkit.analysis.statistics.multiple_comparisons import (
     InvertedTest,
     RowPermutations,

@@ -26,7 +26,7 @@ from labkit.analysis.comparison.verdict import too_few_blocks
 from labkit.analysis.model.cell_model import BestInRow
 from labkit.analysis.number_format import round_digits
 from labkit.analysis.statistics.best_arm import possibly_best, winner
-from labkit.analysis.statistics.effect_size import to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_percent
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellAnalysis

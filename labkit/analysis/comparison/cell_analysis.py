@@ -33,9 +33,9 @@ from labkit.analysis.comparison.observations import (
     complete_blocks,
     probe_values,
 )
+from labkit.analysis.comparison.perplexity_and_kl import text_qualities
 from labkit.analysis.comparison.served_requests import count_cause
 from labkit.analysis.comparison.step_parts import divide_time
-from labkit.analysis.comparison.text_quality import text_qualities
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, EFFECTS, IF_NO_DRIFT, Verdict, judge
 from labkit.analysis.model.cell_model import (
     ArmQuality,
@@ -49,7 +49,7 @@ from labkit.analysis.model.cell_model import (
 )
 from labkit.analysis.model.result_row import CaseAndMetric, Comparison, Row
 from labkit.analysis.number_format import value_text
-from labkit.analysis.statistics.effect_size import hodges_lehmann, mean_difference
+from labkit.analysis.statistics.hodges_lehmann import hodges_lehmann, mean_difference
 from labkit.analysis.statistics.interim_analysis import InterimLook, alpha_at, withheld_reason
 from labkit.config import Design, Isolation
 from labkit.records import (

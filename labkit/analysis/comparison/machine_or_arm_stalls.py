@@ -41,7 +41,7 @@ import numpy as np
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, Verdict
 from labkit.analysis.number_format import bound_text, p_text
-from labkit.analysis.statistics.effect_size import to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_percent
 from labkit.analysis.statistics.permutation_test import (
     Floats,
     pool_by_block,

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.analysis.model.result_row import ArmValues, RunResult
-from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.config import count_text

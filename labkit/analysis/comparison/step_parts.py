@@ -1,7 +1,7 @@
 """Where the time went: the time of steps by part, and what makes the arms' times differ.
 
 The times come from turns with clocks, which follow the measurement and decide nothing
-(:mod:`labkit.workload.requests.profiling_turns`). Each run has one value per part: its time per
+(:mod:`labkit.workload.requests.post_run_profiling`). Each run has one value per part: its time per
 output token. Steps with and without prompt tokens are weighted as often as they occurred in the
 measurement. Arms are compared by the permutation test of the metrics, in a family of their own:
 intervals and p-values are adjusted over parts and arms.

@@ -17,7 +17,7 @@ import numpy as np
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES, run_value
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
-from labkit.analysis.comparison.text_quality import limit_fields
+from labkit.analysis.comparison.perplexity_and_kl import limit_fields
 from labkit.analysis.document.table_model import Table
 from labkit.analysis.findings.verdict_sentences import cell_phrases, verdict_sentence
 from labkit.analysis.model.cell_model import Cell

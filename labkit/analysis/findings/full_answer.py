@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from labkit.analysis.comparison.best_setting import setting_text
-from labkit.analysis.findings.answer_data import (
+from labkit.analysis.findings.cell_findings import (
     CHANGED,
     SAME,
     UNDECIDED,

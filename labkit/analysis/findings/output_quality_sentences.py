@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.analysis.comparison.text_quality import ScoredWindows, scored_windows
+from labkit.analysis.comparison.perplexity_and_kl import ScoredWindows, scored_windows
 from labkit.analysis.model.cell_model import ArmQuality
 from labkit.analysis.number_format import share_pct_text, significant_text, value_text
 from labkit.analysis.statistics.text_window_intervals import Interval, block_jackknife
@@ -18,7 +18,7 @@ from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.analysis.comparison.cell_analysis import CellData
-    from labkit.analysis.findings.answer_data import Findings
+    from labkit.analysis.findings.cell_findings import Findings
 
 MAX_NAMED_ARMS = 3  # if there are more arms, the closest and the furthest are given
 HOLDS = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from labkit.analysis.comparison.best_setting import setting_text
-from labkit.analysis.findings.answer_data import (
+from labkit.analysis.findings.cell_findings import (
     CHANGED,
     SAME,
     UNDECIDED,

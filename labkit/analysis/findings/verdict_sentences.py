@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from labkit.analysis.comparison.best_setting import is_decided, tested_rows
 from labkit.analysis.comparison.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.comparison.verdict import IF_NO_DRIFT
-from labkit.analysis.findings.answer_data import CHANGED, SAME, Answer, Findings
+from labkit.analysis.findings.cell_findings import CHANGED, SAME, Answer, Findings
 from labkit.analysis.findings.effect_wording import (
     direction_word,
     effect_phrase,

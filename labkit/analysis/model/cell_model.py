@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.model.json_form import absent, fields_to_json, from_json
+from labkit.analysis.model.dataclass_json import absent, fields_to_json, from_json
 from labkit.analysis.model.result_row import (
     CaseAndMetric,
     Comparison,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from labkit.analysis.model.json_form import fields_to_json, from_json
+from labkit.analysis.model.dataclass_json import fields_to_json, from_json
 from labkit.analysis.model.result_row import EffectInPercent
 from labkit.analysis.statistics.replication_test import ReplicationWord
 from labkit.analysis.text_format import machine_words

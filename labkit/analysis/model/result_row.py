@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from labkit.analysis.model.json_form import absent
+from labkit.analysis.model.dataclass_json import absent
 from labkit.analysis.number_format import round_significant
 from labkit.analysis.statistics.equivalence_test import Equivalence
 from labkit.records.metric_registry import MetricDefinition, metric_definition

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analysis.model.json_form import fields_to_json, from_json
+from labkit.analysis.model.dataclass_json import fields_to_json, from_json
 
 
 @dataclass(frozen=True)

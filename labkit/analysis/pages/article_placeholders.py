@@ -32,8 +32,8 @@ from labkit.analysis.pages.report_files import PAGES, report_dir, url
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.studies.cell_summary import cell_summary
 from labkit.analysis.studies.study_analysis import AnalysisCache
-from labkit.analysis.studies.study_answer import study_answer
-from labkit.analysis.tables.published_table import published_source, published_text
+from labkit.analysis.studies.study_answer_sentence import study_answer
+from labkit.analysis.tables.published_vs_measured import published_source, published_text
 from labkit.analysis.tables.results_table import ResultLine
 from labkit.config.option_index import did_you_mean
 from labkit.records import ARCHIVE_SUFFIX, StudyPath, open_study

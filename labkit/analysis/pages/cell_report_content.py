@@ -15,7 +15,7 @@ from labkit.analysis.document import svg_chart_renderer
 from labkit.analysis.document.report_parts import CellSource
 from labkit.analysis.document.svg_chart_renderer import arm_classes
 from labkit.analysis.document.table_model import Table
-from labkit.analysis.findings.answer_data import plan_findings
+from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import control_sentence, summary_verdict

@@ -19,7 +19,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import HTML_CHAPTERS
 from labkit.analysis.pages.study_overview import machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
-from labkit.analysis.studies.study_answer import study_answer, study_question
+from labkit.analysis.studies.study_answer_sentence import study_answer, study_question
 
 MAX_LEGEND = 160  # characters of all names; a longer legend does not stay in view
 MAX_LINES = 300  # of a table that explains results; tables of results are complete

@@ -15,7 +15,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.exports.tool_exports import FormatError
 from labkit.analysis.model.study_model import CellEntry, Study
-from labkit.analysis.pages.article_rendering import html
+from labkit.analysis.pages.article_from_records import html
 from labkit.analysis.pages.markdown_report import markdown_table
 from labkit.analysis.pages.report_files import study_link, write_text
 from labkit.analysis.pages.study_overview import gates_text

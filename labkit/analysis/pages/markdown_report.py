@@ -18,7 +18,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.pages.report_sections import MARKDOWN_SECTIONS
 from labkit.analysis.pages.study_overview import MachineOverview, machine_overviews
 from labkit.analysis.studies.cell_summary import CellSummary, cell_headings
-from labkit.analysis.studies.study_answer import study_answer, study_question
+from labkit.analysis.studies.study_answer_sentence import study_answer, study_question
 from labkit.analysis.text_format import markdown_text
 
 

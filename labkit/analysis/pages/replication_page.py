@@ -22,7 +22,7 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.analysis.pages.article_rendering import html
+from labkit.analysis.pages.article_from_records import html
 from labkit.analysis.pages.markdown_report import markdown_html, markdown_table
 from labkit.analysis.pages.report_files import write_text
 from labkit.analysis.statistics.replication_test import ReplicationWord

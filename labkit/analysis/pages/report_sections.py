@@ -38,15 +38,15 @@ from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.number_format import interval_text, p_text, percent_text
 from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
-from labkit.analysis.tables.counter_tables import WORK_SECTIONS
+from labkit.analysis.tables.engine_counter_tables import WORK_SECTIONS
 from labkit.analysis.tables.kernel_launch_tables import HOST_SECTIONS, launch_work_section
+from labkit.analysis.tables.load_test_tables import http_section, request_outcomes_section
 from labkit.analysis.tables.metrics_by_arm import matrix_section
-from labkit.analysis.tables.published_table import published_section
-from labkit.analysis.tables.request_and_stream_tables import http_section, request_outcomes_section
+from labkit.analysis.tables.perplexity_and_kl_tables import quality_section
+from labkit.analysis.tables.published_vs_measured import published_section
 from labkit.analysis.tables.results_table import medians_section
-from labkit.analysis.tables.step_time_tables import time_section
+from labkit.analysis.tables.step_time_breakdown import time_section
 from labkit.analysis.tables.sweep_tables import curves_section
-from labkit.analysis.tables.text_quality_tables import quality_section
 from labkit.analysis.tables.validity_tables import (
     failures_section,
     gates_section,

@@ -17,7 +17,7 @@ from labkit.analysis.document.chart import Chart
 from labkit.analysis.document.report_parts import ChartPart
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.number_format import share_pct_text, unit_name, value_text
-from labkit.analysis.robustness.host_groups import host_groups
+from labkit.analysis.robustness.cells_by_host import host_groups
 from labkit.analysis.statistics.load_capacity import LoadCounts
 from labkit.analysis.studies.cell_summary import CellSummary, cell_labels
 from labkit.analysis.studies.increasing_load import (

@@ -19,6 +19,7 @@ from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.comparison.served_requests import sustained, traffic_notes
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.number_format import p_text
+from labkit.analysis.robustness.cells_by_host import hosts_sentence, on_same_machine
 from labkit.analysis.robustness.disturbed_runs import (
     clock_mhz,
     group_by_host,
@@ -29,7 +30,6 @@ from labkit.analysis.robustness.disturbed_runs import (
     throttled,
 )
 from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
-from labkit.analysis.robustness.host_groups import hosts_sentence, on_same_machine
 from labkit.analysis.robustness.isolation_agreement import isolation_agreements
 from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim

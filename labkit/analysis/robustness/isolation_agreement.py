@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
 from labkit.analysis.model.result_row import Comparison, row_name
 from labkit.analysis.number_format import bound_text, percent_text
-from labkit.analysis.robustness.host_groups import on_same_machine
-from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.analysis.robustness.cells_by_host import on_same_machine
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio, to_percent
 from labkit.records import PROCESSES_SUFFIX
 
 

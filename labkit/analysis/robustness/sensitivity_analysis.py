@@ -33,7 +33,7 @@ from labkit.analysis.comparison.observations import (
     run_probes,
 )
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.statistics.effect_size import (
+from labkit.analysis.statistics.hodges_lehmann import (
     breakpoints,
     hodges_lehmann,
     mean_difference,

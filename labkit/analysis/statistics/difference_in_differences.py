@@ -11,7 +11,7 @@ The test relabels both studies at once, each within its blocks. Under the hypoth
 changed by ``d``", one unknown remains: the arm's effect itself. It is estimated under that
 hypothesis from both studies, weighted by their precision, and subtracted before relabelling
 (D. Freedman and D. Lane, 1983, on residuals of the reduced model). All later steps are linear in
-``d``, so the interval inverts the test through its breakpoints, as in :mod:`.effect_size`.
+``d``, so the interval inverts the test through its breakpoints, as in :mod:`.hodges_lehmann`.
 
 The machine probe times fixed kernels in each run's process before the arm is loaded. In each study
 it is regressed out of the runs' values, within blocks and anew at every ``d`` (P. R. Rosenbaum,
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from labkit.analysis.statistics.effect_size import to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_percent
 from labkit.analysis.statistics.permutation_test import (
     MAX_ENUMERATED,
     N_RESAMPLES,

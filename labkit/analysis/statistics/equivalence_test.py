@@ -1,6 +1,6 @@
 """The equivalence test of an effect.
 
-Two arms are equivalent when the effect's interval (:mod:`.effect_size`) lies inside the margin.
+Two arms are equivalent when the effect's interval (:mod:`.hodges_lehmann`) lies inside the margin.
 This is the two one-sided tests procedure (TOST) of D. J. Schuirmann (1987) with shifted permutation
 tests, each at half of alpha: both "the effect is at most the lower margin" and "the effect is at
 least the upper margin" must be rejected. With half of alpha, one simultaneous interval supports
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio, to_percent
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ Looks are numbers of blocks, declared before the first run. Each look spends a f
 alpha. The parts sum to at most alpha (C. E. Bonferroni), so the chance of a false claim does not
 exceed alpha, whatever the number of looks. At a look, the test and the interval use only that
 look's part. For another reason a study stops early only if its blocks take much longer than planned
-(:mod:`labkit.experiment.schedule.time_limit`). Effects are only estimated, and nothing is claimed,
-between looks, before the end of a study without looks, and after an undeclared look: blocks were
-added after results had been shown.
+(:mod:`labkit.experiment.schedule.cell_time_limit`). Effects are only estimated, and nothing is
+claimed, between looks, before the end of a study without looks, and after an undeclared look:
+blocks were added after results had been shown.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ counts up to a certain distance. So the limits of the interval are order statist
 distances, found without a search, and at ``delta = 0`` the same count is the adjusted p. An
 interval therefore never contradicts its p: it excludes 0 if and only if the adjusted p is at
 most alpha. A family of one row gives the plain permutation test and its interval
-(:mod:`labkit.analysis.statistics.effect_size`).
+(:mod:`labkit.analysis.statistics.hodges_lehmann`).
 
 The effects of the other rows are subtracted because the interval asks what noise alone would
 do. A shift of one row therefore moves the interval of that row only.

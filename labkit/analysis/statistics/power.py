@@ -26,7 +26,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import gammaln, stdtrit
 
-from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio, to_percent
 from labkit.analysis.statistics.permutation_test import Floats, relabellings_counted
 
 POWER = 0.8

@@ -30,7 +30,7 @@ from enum import Enum
 from scipy.special import stdtrit
 
 from labkit.analysis.statistics.difference_in_differences import EffectChange, StudyEffect
-from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.hodges_lehmann import breakpoints
 from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.power import detectable_errors
 

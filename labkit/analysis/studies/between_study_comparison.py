@@ -36,13 +36,13 @@ from labkit.analysis.statistics.difference_in_differences import (
     effect_change,
     estimate_effect,
 )
-from labkit.analysis.statistics.effect_size import breakpoints, to_percent
 from labkit.analysis.statistics.equivalence_test import Equivalence, equivalence_test
+from labkit.analysis.statistics.hodges_lehmann import breakpoints, to_percent
 from labkit.analysis.statistics.multiple_comparisons import holm, holm_levels
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.studies.study_analysis import cell_names
 from labkit.config import count_text
-from labkit.config.engine.former_options import default_of, with_present_names
+from labkit.config.former_options import default_of, with_present_names
 from labkit.records import machine_difference
 
 STUDY_NAMES = ("old", "new")

@@ -24,14 +24,14 @@ from typing import Any
 import labkit
 from labkit.analysis.comparison.arm_comparison import PairedRow, paired_rows, paired_tests
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.findings.answer_data import Finding, Findings, plan_findings
+from labkit.analysis.findings.cell_findings import Finding, Findings, plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
-from labkit.analysis.model.json_form import fields_to_json, from_json
+from labkit.analysis.model.dataclass_json import fields_to_json, from_json
 from labkit.analysis.model.result_row import Row
 from labkit.analysis.model.study_model import CellEntry
 from labkit.analysis.robustness.caveats import machine_states
-from labkit.analysis.robustness.host_groups import machine_name
+from labkit.analysis.robustness.cells_by_host import machine_name
 from labkit.analysis.statistics.multiple_comparisons import RowPermutations
 from labkit.analysis.studies.increasing_load import (
     ArmLoad,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from labkit.analysis.comparison.cell_analysis import read_data
 from labkit.analysis.comparison.observations import run_value
-from labkit.analysis.comparison.text_quality import INTERVAL_KEYS, limit_fields
-from labkit.analysis.model.json_form import fields_to_json
+from labkit.analysis.comparison.perplexity_and_kl import INTERVAL_KEYS, limit_fields
+from labkit.analysis.model.dataclass_json import fields_to_json
 from labkit.analysis.studies.study_analysis import AnalysisCache, undigested_note
 from labkit.analysis.studies.study_discovery import cell_dirs
-from labkit.config.extras import require_packages
+from labkit.config.package_extras import require_packages
 from labkit.records import (
     ArchivePath,
     RecordError,

@@ -28,7 +28,7 @@ from labkit.analysis.number_format import (
     round_significant,
 )
 from labkit.analysis.statistics.difference_in_differences import StudyEffect, effect_change
-from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio, to_percent
 from labkit.analysis.statistics.replication_test import (
     Interval,
     ReplicationDecision,
@@ -41,7 +41,7 @@ from labkit.analysis.statistics.replication_test import (
 from labkit.analysis.studies.between_study_comparison import arm_sample, may_have_stalled
 from labkit.analysis.studies.cell_summary import cell_labels, cell_summary
 from labkit.analysis.studies.study_analysis import study_name
-from labkit.analysis.studies.study_answer import study_question
+from labkit.analysis.studies.study_answer_sentence import study_question
 from labkit.config import count_text
 from labkit.records import (
     MACHINE_FIELDS,

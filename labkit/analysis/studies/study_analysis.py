@@ -11,11 +11,11 @@ import numpy as np
 from labkit.analysis.comparison.best_setting import is_decided, tested_rows
 from labkit.analysis.comparison.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison.observations import arm_values
-from labkit.analysis.comparison.text_quality import limits_decided
+from labkit.analysis.comparison.perplexity_and_kl import limits_decided
 from labkit.analysis.comparison.verdict import DECIDED_WORDS
 from labkit.analysis.model.study_model import FamilyMember, Study
 from labkit.analysis.number_format import interval_text, percent_text
-from labkit.analysis.robustness.host_groups import host_groups
+from labkit.analysis.robustness.cells_by_host import host_groups
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.text_window_intervals import LOOK_CONFIDENCE
 from labkit.analysis.studies.cell_summary import CellSummary

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from labkit.analysis.charts.html_interval_bars import IntervalScale
 from labkit.analysis.document.report_parts import Section
-from labkit.analysis.findings.answer_data import UNDECIDED
+from labkit.analysis.findings.cell_findings import UNDECIDED
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import percent_text, unit_name, value_text

@@ -29,7 +29,7 @@ from labkit.analysis.number_format import (
     unit_name,
     value_text,
 )
-from labkit.analysis.tables.published_table import published_source
+from labkit.analysis.tables.published_vs_measured import published_source
 from labkit.records import Record
 
 KERNEL_NAMES = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}

@@ -22,7 +22,7 @@ from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.model.result_row import Row
 from labkit.analysis.number_format import value_text
-from labkit.analysis.tables.published_table import published_source
+from labkit.analysis.tables.published_vs_measured import published_source
 from labkit.records import Record
 from labkit.records.record_notes_schema import AnswersNote, EvidenceNote, VideoNote
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES
 from labkit.cpu.precision.pool_elements import MARKER_DTYPES
-from labkit.cpu.runtime.address_views import StructType, address_of
+from labkit.cpu.runtime.address_intrinsics import StructType, address_of
 from labkit.cpu.runtime.jit import c_function
 from labkit.cpu.simd.simd_emitter import LOG2E
 

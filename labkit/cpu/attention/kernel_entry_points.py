@@ -93,7 +93,7 @@ class KVWrite(NamedTuple):
 def stamp(nonce: int, kernel_id: int, resolver: int) -> int:
     """Return the stamp of a launch, the number that the kernel writes to prove that it ran.
 
-    The host computes the expected stamp with ``launch_report.launch_stamp``.
+    The host computes the expected stamp with ``launch_evidence.launch_stamp``.
     """
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + resolver * _RESOLVER_FACTOR
     return mixed & STAMP_MASK

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import Operand, TracedArray
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.address_intrinsics import address_of
 from labkit.cpu.runtime.numba_pipelines import INNER
 
 Array = NDArray[np.float32]

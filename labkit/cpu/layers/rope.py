@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray, TracedPositions
 from labkit.cpu.runtime import thread_pool
-from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.address_intrinsics import address_of
 from labkit.cpu.runtime.jit import num_threads
 from labkit.cpu.runtime.numba_pipelines import INNER
 from labkit.cpu.simd.register_tile_sizes import LANES

@@ -14,7 +14,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from labkit.cpu.attention.attention_intrinsics import load_float
-from labkit.cpu.runtime.address_views import struct_at
+from labkit.cpu.runtime.address_intrinsics import struct_at
 from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter, emitted

@@ -20,14 +20,14 @@ from labkit.cpu.capture import graph_ops
 from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
 from labkit.cpu.matmul import int8_dot, int8_matmul, quantized_matmul
 from labkit.cpu.matmul.gemm import PANEL_COLUMNS, pack_panels
-from labkit.cpu.matmul.matmul_work_units import Product, int8_product, product
+from labkit.cpu.matmul.matmul_launch import Product, int8_product, product
 from labkit.cpu.matmul.quantized_weights import (
     SPAN_COLUMNS,
     SPAN_PANELS,
     LowPrecisionMatrix,
     QuantizedMatrix,
 )
-from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.address_intrinsics import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.runtime.address_views import struct_at
+from labkit.cpu.runtime.address_intrinsics import struct_at
 from labkit.cpu.runtime.jit import inner
 from labkit.kernel_constants import (
     BLOCKS_COLUMN,

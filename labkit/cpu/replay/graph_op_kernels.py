@@ -17,10 +17,10 @@ from labkit.cpu.layers.activations import activate
 from labkit.cpu.layers.norms import rms_row
 from labkit.cpu.layers.rope import rotate_row
 from labkit.cpu.layers.top_two_logits import find_candidate, num_parts
-from labkit.cpu.matmul import matmul_work_units
-from labkit.cpu.matmul.matmul_work_units import params_at, share
+from labkit.cpu.matmul import matmul_launch
+from labkit.cpu.matmul.matmul_launch import params_at, share
 from labkit.cpu.replay.graph_attention_structs import LAUNCH_BYTES, launch_at
-from labkit.cpu.runtime.address_views import float_array, int32_array, int64_array
+from labkit.cpu.runtime.address_intrinsics import float_array, int32_array, int64_array
 from labkit.cpu.runtime.jit import inner
 from labkit.cpu.simd.simd_emitter import FLOAT_BYTES
 
@@ -64,7 +64,7 @@ def num_units(op: int, params: int, rows: int, workers: int) -> int:
         size = rows * rotation.heads * rotation.width
         units = 1 if size < rope.MIN_PARALLEL_NUMBERS else rows
     elif op not in (graph_ops.EMBEDDING, graph_ops.STORE_KV):
-        units = matmul_work_units.num_units(op, params, rows, workers)
+        units = matmul_launch.num_units(op, params, rows, workers)
     return units
 
 
@@ -143,7 +143,7 @@ def _store_kv(store: Any, launches: int, slots: int, first: int, end: int) -> No
 
 
 def _unit(op, params, unit, units, rows, launches, slots):  # type: ignore[no-untyped-def]
-    """Compute one unit of a node. ``matmul_work_units.compile_unit`` describes the arguments."""
+    """Compute one unit of a node. ``matmul_launch.compile_unit`` describes the arguments."""
     if op in (graph_ops.ADD, graph_ops.MULTIPLY):
         first, end = share(unit, units, elementwise_at(params).size)
         _elementwise(op, elementwise_at(params), first, end)
@@ -176,5 +176,5 @@ def unit_address(op: int) -> int:
     """
     if op == graph_ops.ATTENTION:
         return 0
-    product = matmul_work_units.unit_address(op)
-    return matmul_work_units.compile_unit(_unit) if product is None else product
+    product = matmul_launch.unit_address(op)
+    return matmul_launch.compile_unit(_unit) if product is None else product

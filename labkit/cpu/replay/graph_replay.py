@@ -30,7 +30,7 @@ from labkit.cpu.replay.graph_attention_structs import (
     launch_at,
 )
 from labkit.cpu.replay.graph_op_kernels import attention_at, greedy_at, num_units, unit_address
-from labkit.cpu.runtime.address_views import (
+from labkit.cpu.runtime.address_intrinsics import (
     address_of,
     fetch_add,
     float_array,

@@ -17,7 +17,7 @@ import numba
 from numba.core import caching
 from numba.core.runtime import rtsys
 
-from labkit.machine import cache_entries, numba_sources
+from labkit.machine import cache_entries, source_dependency_digest
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _save = caching.IndexDataCacheFile.save
@@ -38,7 +38,7 @@ class SourcesLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]  #
 
 @cache
 def _folder(file: Path, root: Path) -> Path:
-    return root / f"{file.stem}-{numba_sources.digest(file, _PACKAGE)}"
+    return root / f"{file.stem}-{source_dependency_digest.digest(file, _PACKAGE)}"
 
 
 def install() -> None:

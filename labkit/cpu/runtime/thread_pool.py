@@ -2,7 +2,7 @@
 
 The loops that numba generates call a *threading layer* by symbol: ``numba_parallel_for`` and a few
 more. This module replaces the threading layer by a pool whose launches do not wait for threads that
-the operating system has suspended. ``labkit.cpu.runtime.thread_pool_code`` explains how.
+the operating system has suspended. ``labkit.cpu.runtime.compiled_thread_pool`` explains how.
 """
 
 from __future__ import annotations
@@ -252,14 +252,14 @@ def _reserve() -> int:
 def _link(memory: int) -> ModuleType:
     """Compile the pool's code (or load it from the cache) and link it as the threading layer."""
     llvm.add_symbol("labkit_pool", memory)
-    from labkit.cpu.runtime import thread_pool_code
+    from labkit.cpu.runtime import compiled_thread_pool
 
-    llvm.add_symbol("numba_parallel_for", thread_pool_code.parallel_for.address)
-    llvm.add_symbol("get_thread_id", thread_pool_code.thread_id.address)
-    llvm.add_symbol("get_sched_size", thread_pool_code.num_units.address)
+    llvm.add_symbol("numba_parallel_for", compiled_thread_pool.parallel_for.address)
+    llvm.add_symbol("get_thread_id", compiled_thread_pool.thread_id.address)
+    llvm.add_symbol("get_sched_size", compiled_thread_pool.num_units.address)
     for name in ("do_scheduling_signed", "do_scheduling_unsigned"):
-        llvm.add_symbol(name, thread_pool_code.divide_range.address)
-    return thread_pool_code
+        llvm.add_symbol(name, compiled_thread_pool.divide_range.address)
+    return compiled_thread_pool
 
 
 def _check(status: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_classes
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
-from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.launch_evidence import LaunchReport
 
 if TYPE_CHECKING:
     from labkit import config
@@ -47,9 +47,13 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
         return ReferenceBackend(kernel_switches.resolver)
     if backend in ("gather", "gather_padded", "masked"):
-        from labkit.engine.attention.backends import gather
+        from labkit.engine.attention.backends import gather_and_masked
 
-        classes = (gather.GatherBackend, gather.PaddedGatherBackend, gather.MaskedBackend)
+        classes = (
+            gather_and_masked.GatherBackend,
+            gather_and_masked.PaddedGatherBackend,
+            gather_and_masked.MaskedBackend,
+        )
         return next(own for own in classes if own.name == backend)()
     if backend != "fused":
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from labkit.engine.attention.launch_report import Reports, merge_reports
+from labkit.engine.attention.launch_evidence import Reports, merge_reports
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend_base import PagedBackend

@@ -15,7 +15,7 @@ import numpy as np
 from labkit.engine.attention import (
     attention_metadata,
     input_validation,
-    launch_report,
+    launch_evidence,
     sequence_resolvers,
 )
 from labkit.engine.attention.attention_metadata import (
@@ -25,8 +25,8 @@ from labkit.engine.attention.attention_metadata import (
     TablesKey,
 )
 from labkit.engine.attention.attention_protocol import Arrays
-from labkit.engine.attention.kv_shape import KVShape
-from labkit.engine.attention.launch_report import LaunchReport, Reports
+from labkit.engine.attention.kv_and_state_shapes import KVShape
+from labkit.engine.attention.launch_evidence import LaunchReport, Reports
 
 
 class PagedBackend:
@@ -226,7 +226,7 @@ class PagedBackend:
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        return launch_report.merge_reports(metadata.drain_launches())
+        return launch_evidence.merge_reports(metadata.drain_launches())
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
         return []

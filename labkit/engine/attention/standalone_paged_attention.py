@@ -11,7 +11,7 @@ import numpy as np
 from labkit.engine.attention import create, input_validation
 from labkit.engine.attention.backends.mlx_backend_base import to_mlx
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
-from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.launch_evidence import LaunchReport
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -16,8 +16,8 @@ import mlx.core as mx
 from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
 from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.unpaged_sdpa import SdpaAttention, SdpaLayer
-from labkit.engine.attention.kv_shape import KVShape
-from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.kv_and_state_shapes import KVShape
+from labkit.engine.attention.launch_evidence import LaunchReport
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove

@@ -22,9 +22,9 @@ from labkit.engine.recurrent_states.state_slots import (
 from labkit.engine.recurrent_states.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.kv_shape import StateShape
+    from labkit.engine.attention.kv_and_state_shapes import StateShape
     from labkit.engine.batch import Batch
-    from labkit.engine.recurrent_states.state_memory import StateMemory
+    from labkit.engine.recurrent_states.state_arrays import StateMemory
     from labkit.engine.request import RequestState
     from labkit.engine.scheduler.scheduler_output import SchedulerOutput
 
@@ -37,7 +37,7 @@ def add_states(
     ``attention`` holds the layers with keys and values. There are ``num_slots`` slots for requests
     and, if the layout caches prefixes, ``num_snapshots`` for snapshots.
     """
-    from labkit.engine.recurrent_states.state_memory import StateMemory
+    from labkit.engine.recurrent_states.state_arrays import StateMemory
 
     total = num_slots + num_snapshots
     slots = StateSlotManager(total, sum(shape.nbytes for shape in shapes))

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention.backends import unpaged_sdpa
 from labkit.engine.attention.backends.unpaged_sdpa import SdpaAttention, SdpaLayer
-from labkit.engine.attention.kv_shape import KVShape
-from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.kv_and_state_shapes import KVShape
+from labkit.engine.attention.launch_evidence import LaunchReport
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, StepAttention
 from labkit.engine.kv_layout.unpaged_layout_base import DenseKV, DenseKVCacheManager, TokenMove
 from labkit.engine.memory_budget.required_kv_slots import round_up_to_step

@@ -14,7 +14,7 @@ from labkit.cpu.precision.kv_dtypes import KV_GROUP
 from labkit.engine import prefix_cache
 from labkit.engine.attention.attention_protocol import NoAttention
 from labkit.engine.attention.kernel_dispatch import KernelSwitches
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import BlockTable, KVCache, KVCacheManager, StepAttention

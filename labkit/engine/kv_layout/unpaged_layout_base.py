@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.precision.kv_dtypes import KV_GROUP, QUANTIZED_BITS
 from labkit.engine.attention.backends import unpaged_sdpa
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.kv_cache_interface import BlockTable, KVCacheManager
 from labkit.engine.memory_budget.required_kv_slots import CACHE_STEP_TOKENS, round_up_to_step
 

@@ -53,7 +53,7 @@ from labkit.engine.memory_budget.required_kv_slots import StepLimits, split_bloc
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.kv_shape import KVShape
+    from labkit.engine.attention.kv_and_state_shapes import KVShape
     from labkit.engine.attention.paged_backend_base import PagedBackend
     from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState

@@ -19,7 +19,7 @@ from labkit.engine.memory_budget.budget_decision import (
 )
 from labkit.engine.memory_budget.budget_policies import POLICIES
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
-from labkit.engine.model.compute_dtype import WeightLoading, kv_bits
+from labkit.engine.model.dtype_resolution import WeightLoading, kv_bits
 from labkit.machine.facts.memory_capacity import MemoryProfile
 from labkit.machine.facts.simulated_macs import find_profile
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit import config
 from labkit.cpu.precision.gguf_block_formats import is_gguf_only
-from labkit.engine.model.compute_dtype import FLOAT32, MatrixStorage, WeightLoading
+from labkit.engine.model.dtype_resolution import FLOAT32, MatrixStorage, WeightLoading
 from labkit.models import model_json, safetensors_header
 
 DEFAULT_GROUP_SIZE = 64  # quantised weights that share a scale, by MLX's default

@@ -17,13 +17,13 @@ from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget import footprint, model_footprint, plan
 from labkit.engine.memory_budget.budget_decision import BudgetDecision, BudgetRefusal
 from labkit.engine.memory_budget.budget_policies import PROFILING_POLICIES
-from labkit.engine.model.compute_dtype import WeightLoading
+from labkit.engine.model.dtype_resolution import WeightLoading
 from labkit.engine.request import Request, RequestState
 from labkit.engine.runner.input_builder import InputBuilder
 from labkit.engine.scheduler.scheduler_output import ScheduledChunk, SchedulerOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.kv_shape import KVShape, StateShape
+    from labkit.engine.attention.kv_and_state_shapes import KVShape, StateShape
     from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
     from labkit.engine.runner.packed_forward import PackedForward
     from labkit.machine.facts.memory_capacity import MemoryProfile

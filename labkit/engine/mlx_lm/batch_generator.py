@@ -25,7 +25,7 @@ from labkit.engine.engine_protocol import (
     check_request,
 )
 from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
-from labkit.engine.model import compute_dtype
+from labkit.engine.model import dtype_resolution
 from labkit.engine.model.unpatched_loader import MlxLmModel
 from labkit.engine.request import Request, RequestState
 from labkit.engine.sampling.prompt_logprobs import concatenate, score_rows
@@ -271,7 +271,7 @@ class MlxLmEngine:
             "peak_kv_bytes": self._peak_kv_bytes,
             f"blas.{openblas_for_mlx.active_blas()}": 1,
             f"dtype.{self._model.dtype}": 1,
-            **compute_dtype.weight_counters(self._model.weights),
+            **dtype_resolution.weight_counters(self._model.weights),
         }
 
     def is_running(self, request_id: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.attention.kv_shape import KVShape, StateShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape, StateShape
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model.compute_dtype import dtype_name
+from labkit.engine.model.dtype_resolution import dtype_name
 from labkit.engine.model.isolated_model_modules import import_plain
 from labkit.engine.model.layer_cache import CacheSpec, StateSpec
 from labkit.engine.model.model_loader import LoadedModel

@@ -21,7 +21,7 @@ from labkit.engine.engine_protocol import EngineError
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Attention
-    from labkit.engine.recurrent_states.state_memory import StateStep
+    from labkit.engine.recurrent_states.state_arrays import StateStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 from labkit.config import ConfigError
 from labkit.cpu.precision.gguf_block_formats import BLOCK_FORMATS, is_gguf_only
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model.compute_dtype import (
+from labkit.engine.model.dtype_resolution import (
     FLOAT32,
     MatrixStorage,
     WeightLoading,

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model import compute_dtype
-from labkit.engine.model.model_copies import mlx_lm_directory
+from labkit.engine.model import dtype_resolution
+from labkit.engine.model.converted_checkpoints import mlx_lm_directory
 from labkit.engine.model.model_loader import (
     CONFIG_MISTAKES,
     ONE_AT_A_TIME,
@@ -43,7 +43,7 @@ class MlxLmModel:
 
 
 def load(
-    model_dir: Path, loading: compute_dtype.WeightLoading = compute_dtype.FLOAT32
+    model_dir: Path, loading: dtype_resolution.WeightLoading = dtype_resolution.FLOAT32
 ) -> MlxLmModel:
     """Load ``mlx_lm_directory`` with mlx_lm and cast it; raise ``EngineError`` with its reason."""
     from mlx_lm.models.cache import make_prompt_cache
@@ -55,7 +55,7 @@ def load(
         model, settings = load_model(mlx_lm_directory(Path(model_dir)))
     except (OSError, RuntimeError, *CONFIG_MISTAKES) as error:
         raise EngineError(f"engine=mlx_lm: {model_dir}: {some_names(error)}") from None
-    compute_dtype.cast_parameters(model, loading)
+    dtype_resolution.cast_parameters(model, loading)
     caches = make_prompt_cache(model)
     unbatchable = next((cache for cache in caches if not is_batchable(cache)), None)
     if unbatchable is not None:
@@ -71,7 +71,7 @@ def load(
         read_eos_token_ids(model_dir),
         kv_bytes_by_window(caches),
         key_dtype(caches),
-        compute_dtype.weight_bytes_by_dtype(model),
+        dtype_resolution.weight_bytes_by_dtype(model),
         model_json.max_context(settings),
     )
 
@@ -95,7 +95,7 @@ def key_dtype(caches: Sequence[Any]) -> str:
     cache = next(_leaves(caches))
     keys = getattr(cache, "keys", None)
     state = (array for array in getattr(cache, "cache", ()) if array is not None)
-    return compute_dtype.dtype_name((keys if keys is not None else next(state)).dtype)
+    return dtype_resolution.dtype_name((keys if keys is not None else next(state)).dtype)
 
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:

@@ -43,7 +43,8 @@ another file is named:
 6. The bits of a token's logits do not depend on the other tokens of its batch.
 7. Between two forwards a model has no state but its weights: engines may share it, and a failed
    forward leaves nothing that the next forward could use by mistake.
-8. A replayed step has the bits of the forward (``tests/engine/numpy_port/test_graph_runner.py``).
+8. A replayed step has the bits of the forward
+   (``tests/engine/numpy_port/test_kernel_graph_replay.py``).
 9. Float32 norms, and embeddings that are not the output projection, are views of MLX's arrays. A
    matrix that is multiplied is packed into a new array, and the original array is freed.
 

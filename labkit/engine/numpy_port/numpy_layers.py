@@ -13,7 +13,7 @@ from labkit.cpu.capture.traced_array import NotCapturable, TracedArray
 from labkit.cpu.layers.rope import RotaryTable
 from labkit.cpu.matmul.packed_linear import PackedLinear, WeightMatrix
 from labkit.cpu.matmul.quantized_weights import LowPrecisionMatrix
-from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.address_intrinsics import address_of
 from labkit.cpu.runtime.aligned_memory import SlabAllocator
 
 Array = NDArray[np.float32]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.config.extras import require_packages
+from labkit.config.package_extras import require_packages
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine

@@ -267,7 +267,7 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     if any("{model}" in word for word in words):
         values["model"] = str(_served_directory(server, model_dir))
     if any("{gguf}" in word for word in words):
-        from labkit.engine.model.model_copies import float32_directory, is_quantized
+        from labkit.engine.model.converted_checkpoints import float32_directory, is_quantized
         from labkit.models.gguf.gguf_writer import export_gguf
 
         is_packed = is_quantized(model_dir)
@@ -300,7 +300,11 @@ def _removed(server: config.OpenAIServer) -> tuple[str, ...]:
 
 def _served_directory(server: config.OpenAIServer, model_dir: Path) -> Path:
     """Return the directory for ``{model}``: the model's own, or a copy that the server can load."""
-    from labkit.engine.model.model_copies import float32_directory, is_quantized, mlx_lm_directory
+    from labkit.engine.model.converted_checkpoints import (
+        float32_directory,
+        is_quantized,
+        mlx_lm_directory,
+    )
 
     preset = server.server_preset
     if server.float32 or (preset.float_weights and is_quantized(model_dir)):

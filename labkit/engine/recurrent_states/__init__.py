@@ -2,5 +2,5 @@
 
 A step's ``StatePlan`` comes in; each layer reads and writes the states of its slots.
 ``state_slots`` reserves them, and ``state_snapshots`` those of copies for prefixes;
-``state_memory`` has the arrays.
+``state_arrays`` has the arrays.
 """

@@ -2,7 +2,7 @@
 
 A slot has room for a request's states in all layers. Unlike blocks, a slot does not grow with the
 request, and its contents are overwritten in every step. Snapshots of states are in slots too
-(``state_snapshots``). The module does not import MLX: ``state_memory`` has the arrays.
+(``state_snapshots``). The module does not import MLX: ``state_arrays`` has the arrays.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.kv_cache_interface import KVCache, KVCacheFactory, KVCacheManager
 from labkit.engine.model.cache_shapes import CacheShapes, cache_shapes
-from labkit.engine.model.compute_dtype import MatrixStorage
+from labkit.engine.model.dtype_resolution import MatrixStorage
 from labkit.engine.model.layer_cache import KVHandle
 from labkit.engine.model.model_loader import LoadedModel, make_prompt_cache
 from labkit.engine.request import Request, RequestState

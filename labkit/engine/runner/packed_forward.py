@@ -14,7 +14,7 @@ from labkit.config import Activations, Device
 from labkit.cpu.runtime.forward_clock import FORWARD_CLOCK
 from labkit.engine.batch import Batch
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
-from labkit.engine.model import compute_dtype
+from labkit.engine.model import dtype_resolution
 from labkit.engine.model.cache_shapes import MixerSpec
 from labkit.engine.model.layer_cache import ForwardContext, ModelCaches
 from labkit.engine.model.model_loader import LoadedModel
@@ -24,7 +24,7 @@ from labkit.engine.sampling.step_logits import DeviceLogits, Logits, WaitLogits
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_protocol import Arrays, Attention
     from labkit.engine.kv_cache_interface import StepAttention
-    from labkit.engine.numpy_port.graph_runner import GraphRunner
+    from labkit.engine.numpy_port.kernel_graph_replay import GraphRunner
     from labkit.engine.numpy_port.model_conversion import Conversion
 
 
@@ -155,7 +155,7 @@ class PackedForward:
         """
         if self.name == "mlx":
             return "the model runs on MLX"
-        from labkit.engine.numpy_port.graph_runner import replay_obstacle
+        from labkit.engine.numpy_port.kernel_graph_replay import replay_obstacle
 
         obstacle = replay_obstacle(attention)
         if obstacle is None and self._graph_runner is not None:
@@ -167,7 +167,7 @@ class PackedForward:
         if self._graph_runner is None:
             if self.replay_refusal(step.attention) is not None:
                 return None
-            from labkit.engine.numpy_port.graph_runner import GraphRunner
+            from labkit.engine.numpy_port.kernel_graph_replay import GraphRunner
 
             self._graph_runner = GraphRunner(self._model, self._caches)
         logits = self._graph_runner.run(batch, step.attention, step.metadata, counters)
@@ -257,14 +257,14 @@ def choose_forward(
         _require_int8(loaded, conversion)
     if conversion.ok:
         return PackedForward(loaded, conversion, first_layer)
-    if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
-        compute_dtype.cast_parameters(loaded.model)
+    if loaded.matrix_storage is dtype_resolution.MatrixStorage.as_stored:
+        dtype_resolution.cast_parameters(loaded.model)
     if mixers:
-        from labkit.engine.runner.segment_mixers import replace_mixers
+        from labkit.engine.runner.packed_recurrent_layers import replace_mixers
 
         replace_mixers(loaded.model, mixers)
     blocks = CompiledBlocks(loaded.model) if compiled else None
-    conversion = replace(conversion, weights=compute_dtype.weight_bytes_by_dtype(loaded.model))
+    conversion = replace(conversion, weights=dtype_resolution.weight_bytes_by_dtype(loaded.model))
     return PackedForward(loaded, conversion, first_layer, blocks)
 
 
@@ -294,7 +294,7 @@ def _convert_to_numpy(
     try:
         return convert(
             loaded.model,
-            low_precision=loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored,
+            low_precision=loaded.matrix_storage is dtype_resolution.MatrixStorage.as_stored,
             activations=activations.value,
         )
     except ArithmeticError as error:  # the kernels for int8 activations fail their check

@@ -23,12 +23,12 @@ import numpy as np
 from labkit.config import Activations, Device
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model.cache_shapes import cache_shapes
-from labkit.engine.model.compute_dtype import FLOAT32, WeightLoading
+from labkit.engine.model.dtype_resolution import FLOAT32, WeightLoading
 from labkit.engine.model.model_loader import LoadedModel, load_model
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.logits_self_test import ExpectedLogits, Logits, Sequences, file_states
 from labkit.engine.runner.packed_forward import PackedForward, choose_forward
-from labkit.machine import cache_entries, numba_sources
+from labkit.machine import cache_entries, source_dependency_digest
 from labkit.machine.facts import memory_capacity
 from labkit.machine.file_digest import SETTLED_S, file_state
 
@@ -167,7 +167,7 @@ def stored_logits(
         source,
         [(file.name, file_state(file)) for file in classes],
         [metadata.version(package) for package in ("mlx", "mlx-lm", "numpy")],
-        [numba_sources.digest(file, _PACKAGE) for file in code],
+        [source_dependency_digest.digest(file, _PACKAGE) for file in code],
     )
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     entry = cache_entries.root() / "expected" / name

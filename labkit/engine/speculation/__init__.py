@@ -8,13 +8,13 @@ from labkit.engine.kv_cache_interface import KVCacheManager
 from labkit.engine.runner.input_builder import SegmentLayout, staircase, window
 from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModelProposer
-from labkit.engine.speculation.draft_verification import (
+from labkit.engine.speculation.ngram import NgramProposer
+from labkit.engine.speculation.propose_and_verify import (
     DraftVerifier,
     Proposer,
     RandomProposer,
     Speculator,
 )
-from labkit.engine.speculation.ngram import NgramProposer
 
 
 def create(

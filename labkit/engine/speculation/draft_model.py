@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from labkit import config
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.batch import Ints, pack
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_cache_interface import KVCacheFactory, KVCacheManager
 from labkit.engine.memory_budget import model_footprint
-from labkit.engine.model.compute_dtype import WeightLoading
+from labkit.engine.model.dtype_resolution import WeightLoading
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.runner import logits_self_test
 from labkit.engine.runner.input_builder import stack_block_tables
@@ -28,7 +28,7 @@ from labkit.engine.runner.model_runner import RunModel
 from labkit.engine.runner.packed_forward import PackedForward
 from labkit.engine.runner.shared_models import SharedModels
 from labkit.engine.sampling.sampler import sample_rows
-from labkit.engine.speculation.draft_verification import DraftRequest
+from labkit.engine.speculation.propose_and_verify import DraftRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.speculation.draft_verification import DraftRequest
+from labkit.engine.speculation.propose_and_verify import DraftRequest
 
 
 class NgramProposer:

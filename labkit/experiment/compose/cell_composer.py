@@ -28,13 +28,13 @@ from labkit.config import (
     user_classes,
 )
 from labkit.config.arm_sweep import key_parts
-from labkit.config.engine.former_options import with_former_values
 from labkit.config.env_interpolation import EXPRESSION
+from labkit.config.former_options import with_former_values
 from labkit.config.option_index import did_you_mean, in_units_of_option, override_key
 from labkit.experiment.cell import ALLOCATION, ReadyCell, fixed_numbers, with_units
-from labkit.experiment.compose import engaged_claim_validation, published_rows
+from labkit.experiment.compose import claimed_counter_check, published_rows
 from labkit.experiment.compose.cell_name import cell_name, recorded_overrides
-from labkit.experiment.compose.reachable_looks import fewest_blocks, with_reachable_looks
+from labkit.experiment.compose.reachable_interim_looks import fewest_blocks, with_reachable_looks
 from labkit.experiment.compose.resumed_legacy_cell import as_begun, rounds_as_begun
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
 from labkit.experiment.compose.user_class_check import check_workload_class
@@ -153,10 +153,10 @@ def checked_cell(
         _check_distinct(arm, arms)
         arms.append(arm)
     engines = {arm: of_arm.engine for arm, of_arm in experiments.items()}
-    engaged_claim_validation.check_names(ablation.claims.engaged, engines, dropped)
+    claimed_counter_check.check_names(ablation.claims.engaged, engines, dropped)
     _check_out_of_memory(ablation, engines.keys() | set(dropped))
-    engaged_claim_validation.check_weights(ablation.claims.engaged, experiments)
-    engaged_claim_validation.check_launches(ablation.claims.engaged, experiments)
+    claimed_counter_check.check_weights(ablation.claims.engaged, experiments)
+    claimed_counter_check.check_launches(ablation.claims.engaged, experiments)
     if experiment.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]

@@ -1,6 +1,6 @@
 """Older designs: a cell that an earlier version of labkit began continues as it began.
 
-Options may have had other names and defaults (:mod:`labkit.config.engine.former_options`).
+Options may have had other names and defaults (:mod:`labkit.config.former_options`).
 
 Arms that take turns today ran in separate processes in earlier versions. A block then had 2 runs
 of each arm, unless ``design.runs_per_block`` set another number. Blocks and rounds that follow from

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.config import ConfigError, require
-from labkit.config.extras import install_hint
+from labkit.config.package_extras import install_hint
 
 # The extra of labkit that installs each of Hydra's plugins.
 EXTRAS = {

@@ -28,13 +28,13 @@ from labkit.experiment.launch.run_launcher import RunLauncher, WorkerLauncher
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import DecidedRow, Progress
 from labkit.experiment.schedule import cell_manifest, design_change_check
-from labkit.experiment.schedule.blocks_per_cell import CellAllocator, planner_of, prepare_arms
 from labkit.experiment.schedule.cell_folder_lock import cell_lock
+from labkit.experiment.schedule.cell_time_limit import TimeLimit, ended_early
+from labkit.experiment.schedule.pilot_and_allocation import CellAllocator, planner_of, prepare_arms
 from labkit.experiment.schedule.rounds_per_block import RoundPlanner
-from labkit.experiment.schedule.time_limit import TimeLimit, ended_early
 from labkit.experiment.schedule.timing_lock import timing_lock
 from labkit.experiment.worker import output_array_files
-from labkit.experiment.worker.worker_stages import without_values
+from labkit.experiment.worker.worker_setup import without_values
 from labkit.machine.cache_entries import CacheError
 from labkit.machine.facts import machine_snapshot
 from labkit.records import Record, RecordError, publish_records, read_digests, read_record

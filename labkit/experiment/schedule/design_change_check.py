@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError
-from labkit.config.engine.former_options import with_present_names
+from labkit.config.former_options import with_present_names
 from labkit.experiment.cell import ALLOCATION, ReadyCell
 from labkit.experiment.compose import resumed_legacy_cell
 from labkit.experiment.compose.input_digests import input_digests, named_as_begun

@@ -15,7 +15,7 @@ from labkit.experiment.cell import ReadyCell
 from labkit.experiment.compose.cell_composer import ComposedCell, to_cells
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
-from labkit.experiment.schedule import blocks_per_cell, noise_history, power_forecast
+from labkit.experiment.schedule import noise_history, pilot_and_allocation, power_forecast
 from labkit.experiment.schedule.cell_manifest import kept_arms
 from labkit.experiment.schedule.cell_runner import unfinished, warnings_before
 from labkit.experiment.schedule.noise_history import StudyHistory
@@ -69,7 +69,7 @@ def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list
 
 
 def _plan(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> CellPlan:
-    cell, timing = _timing(blocks_per_cell.with_allocation(cell), composed, history)
+    cell, timing = _timing(pilot_and_allocation.with_allocation(cell), composed, history)
     arms = {id(arm): arm for arm in composed.experiments.values()}  # the control is the baseline
     estimates = {key: workload.estimate(arm) for key, arm in arms.items()}
     costs = {name: estimates[id(arm)] for name, arm in composed.experiments.items()}
@@ -82,7 +82,7 @@ def _plan(cell: ReadyCell, composed: ComposedCell, history: StudyHistory) -> Cel
         seconds = _modelled_s(cell, costs, to_run)
     else:
         seconds *= len(to_run)
-    if cell.timed and (block_s := blocks_per_cell.allocated_block_s(cell)):
+    if cell.timed and (block_s := pilot_and_allocation.allocated_block_s(cell)):
         seconds, measured_in = block_s * len({run.block for run in to_run}), None
     if timing is not None and timing.seconds is not None:
         timing = timing.at_least(_fewest_s(cell, costs), cell)
@@ -140,20 +140,20 @@ def _timing(
     for folder, manifest in history.studies(composed, cell.design.isolation):
         runs = len(manifest["arms"]) * int(manifest["design"]["runs_per_block"])
         share = len(cell.arms) * cell.design.runs_per_block / runs
-        pilot = blocks_per_cell.earlier_pilot(folder) if cell.rounds_from_time else None
+        pilot = pilot_and_allocation.earlier_pilot(folder) if cell.rounds_from_time else None
         block_s = noise_history.median_block_s(folder)
         if pilot is not None:
             starts = 1.0 if cell.design.isolation is Isolation.in_process else share
-            limits = blocks_per_cell.earlier_limits(cell, folder)
+            limits = pilot_and_allocation.earlier_limits(cell, folder)
             pilot = pilot.for_share(share, starts)
-            allocation = blocks_per_cell.allocation_of(cell, pilot, time_s, limits)
-            lines = tuple(blocks_per_cell.lines_of(cell, allocation, time_s))
+            allocation = pilot_and_allocation.allocation_of(cell, pilot, time_s, limits)
+            lines = tuple(pilot_and_allocation.lines_of(cell, allocation, time_s))
         elif block_s is not None and not cell.rounds_from_time and time_s is not None:
-            allocation = blocks_per_cell.blocks_within(cell, share * block_s)
+            allocation = pilot_and_allocation.blocks_within(cell, share * block_s)
             lines = (f"a block takes {share * block_s:.2g} s",)
         else:
             continue
-        looks = blocks_per_cell.looks_of(cell, allocation.blocks)
+        looks = pilot_and_allocation.looks_of(cell, allocation.blocks)
         design = replace(cell.design, blocks=allocation.blocks, looks=looks)
         if cell.blocks_from_time:
             cell = replace(cell, design=design)

@@ -4,10 +4,10 @@ A pilot block, which is not analysed, serves the first requests. It measures wha
 besides its requests, what a request costs in all arms, and how much the latency of the same request
 varies between the baseline and its copy (between all arms if there is no control). Requests in
 flight together are slowed together: they count as one. As for kernels
-(:mod:`labkit.experiment.schedule.time_allocation`), the numbers follow from these only, never from
-means. A run serves all requests if enough such blocks fit, else the first of them: of the numbers
-of blocks that fit, the one with which a row is most likely decided. The windows of a scoring
-workload follow from declared looks at the limits on quality
+(:mod:`labkit.experiment.schedule.case_time_allocation`), the numbers follow from these only, never
+from means. A run serves all requests if enough such blocks fit, else the first of them: of the
+numbers of blocks that fit, the one with which a row is most likely decided. The windows of a
+scoring workload follow from declared looks at the limits on quality
 (:func:`labkit.analysis.statistics.text_window_intervals.window_looks`), its blocks from the time.
 """
 
@@ -22,12 +22,12 @@ import numpy as np
 from labkit import workload
 from labkit.config import Design, count_text
 from labkit.experiment.cell import UNITS, ReadyCell
-from labkit.experiment.compose.reachable_looks import fewest_blocks
+from labkit.experiment.compose.reachable_interim_looks import fewest_blocks
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import format_duration
-from labkit.experiment.schedule import time_allocation
-from labkit.experiment.schedule.time_allocation import Allocation, CaseShare, CellPilot
-from labkit.experiment.worker.worker_stages import experiment_of
+from labkit.experiment.schedule import case_time_allocation
+from labkit.experiment.schedule.case_time_allocation import Allocation, CaseShare, CellPilot
+from labkit.experiment.worker.worker_setup import experiment_of
 from labkit.records import Record
 from labkit.workload.kernels.interleaved_kernels import round_sd
 from labkit.workload.workload_protocols import CasePilot
@@ -120,7 +120,7 @@ def allocate_units(
     (case,) = pilot.cases
 
     def option(count: int, requests: int) -> Allocation:
-        p = time_allocation.p_decided(design, arms, count, case.sd, requests)
+        p = case_time_allocation.p_decided(design, arms, count, case.sd, requests)
         seconds = count * (pilot.start_s + requests * case.round_s)
         return Allocation(count, (CaseShare(UNITS, count, requests, p, 0.0),), seconds)
 
@@ -130,11 +130,11 @@ def allocate_units(
 
     fewest = fewest_blocks(design, arms)
     full = int(time_s / max(option(1, limits.total).seconds, 1e-3))
-    if blocks is None and full >= max(fewest, time_allocation.USUAL_BLOCKS):
+    if blocks is None and full >= max(fewest, case_time_allocation.USUAL_BLOCKS):
         return option(min(MOST_BLOCKS, full), limits.total)
-    most = max(fewest, time_allocation.MAX_BLOCKS)
+    most = max(fewest, case_time_allocation.MAX_BLOCKS)
     counts = [blocks] if blocks is not None else range(fewest, most + 1)
-    return time_allocation.best_allocation([fitting(count) for count in counts], time_s)
+    return case_time_allocation.best_allocation([fitting(count) for count in counts], time_s)
 
 
 def unit_lines(

@@ -2,11 +2,11 @@
 
 The pilot's few rounds know neither how noisy a heavy case is nor how noisy the machine will be.
 After each block, a case's noise is that of all its rounds so far, and the time left is divided
-again (:func:`labkit.experiment.schedule.time_allocation.divide`). Only costs and noise count, never
-means, so the design does not follow the results. A case that has the blocks of an estimate and is
-out of reach ends for good: its blocks are the first ones. If the time is over for all cases, those
-that were in reach until then keep a round, because a block without cases cannot run. A block that
-is repeated after later ones measures what it measured before.
+again (:func:`labkit.experiment.schedule.case_time_allocation.divide`). Only costs and noise count,
+never means, so the design does not follow the results. A case that has the blocks of an estimate
+and is out of reach ends for good: its blocks are the first ones. If the time is over for all cases,
+those that were in reach until then keep a round, because a block without cases cannot run. A block
+that is repeated after later ones measures what it measured before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.experiment.cell import BlockPlan, ReadyCell
-from labkit.experiment.compose.reachable_looks import fewest_blocks
-from labkit.experiment.schedule import time_allocation
-from labkit.experiment.schedule.time_allocation import MIN_ROUNDS, CellPilot, Measured
+from labkit.experiment.compose.reachable_interim_looks import fewest_blocks
+from labkit.experiment.schedule import case_time_allocation
+from labkit.experiment.schedule.case_time_allocation import MIN_ROUNDS, CellPilot, Measured
 from labkit.records import CaseRecord, Record
 from labkit.workload.kernels.interleaved_kernels import NORMAL_SD
 from labkit.workload.workload_protocols import CasePilot
@@ -65,11 +65,11 @@ class RoundPlanner:
         ended = self._ended_before(block) | set(stopped)
         measured = Measured(self._blocks, self._rounds, ended)
         design = self.cell.design
-        allocation = time_allocation.divide(
+        allocation = case_time_allocation.divide(
             pilot, design, self.cell.tested_arms, arms, left_s, design.blocks, measured
         )
         rounds = {
-            share.case: time_allocation.balanced(share.rounds, arms)
+            share.case: case_time_allocation.balanced(share.rounds, arms)
             for share in allocation.cases
             if share.blocks > len(self._rounds.get(share.case, ()))
         }

@@ -7,7 +7,8 @@ grants the only arm its turns (:mod:`labkit.experiment.launch.turn_coordinator`)
 stores array outputs (:mod:`labkit.experiment.worker.output_array_files`) and traced steps
 (:mod:`labkit.records.step_trace_file`) in that cell's folder. ``--prepare ARM ...`` loads and
 warms up arms without measuring, so that nothing is compiled during a measured run. ``--pilot FILE
-ARM ...`` writes to FILE what a process of these arms costs (:class:`.time_allocation.CellPilot`).
+ARM ...`` writes to FILE what a process of these arms costs
+(:class:`.case_time_allocation.CellPilot`).
 
 A record is written to a temporary file and renamed. If the parent process has died, no record is
 written.
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError
-from labkit.experiment.worker import output_array_files, worker_stages
+from labkit.experiment.worker import output_array_files, worker_setup
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import StageTimer
 from labkit.experiment.worker.turn_protocol import Channel
@@ -76,7 +77,7 @@ def perform(
     granted = None if turns is None else GrantedTurns(turns, timer, status.stopped_s)
     records = list(map(_new_record, arms, arm_paths, run_paths))
     process = WorkerProcess(records, arms, timer, granted, status)
-    records = [worker_stages.without_values(record, arms) for record in process.run()]
+    records = [worker_setup.without_values(record, arms) for record in process.run()]
     values = {k: array for run in process.runs for k, array in run.draft.output_values.items()}
     if outputs_dir is not None and values:
         output_array_files.save(outputs_dir, values)
@@ -126,7 +127,7 @@ def _unrecorded(arm_paths: Sequence[Path], spawned_ns: int) -> WorkerProcess:
     arms = list(map(read_arm, arm_paths))
     now = machine_snapshot.utc_now()
     records = [
-        Record(arm.name, arm.role, 0, place, worker_stages.experiment_of(arm).seed, "ok", now)
+        Record(arm.name, arm.role, 0, place, worker_setup.experiment_of(arm).seed, "ok", now)
         for place, arm in enumerate(arms)
     ]
     return WorkerProcess(records, arms, StageTimer(spawned_ns))

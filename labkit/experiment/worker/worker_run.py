@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment, is_class_path, user_classes
 from labkit.engine.user_classes import installed_versions
-from labkit.experiment.worker import mlx_known_answer_test, worker_stages
+from labkit.experiment.worker import mlx_known_answer_test, worker_setup
 from labkit.experiment.worker.granted_turns import GrantedTurns
 from labkit.experiment.worker.run_draft import RunDraft, StageTimer
 from labkit.experiment.worker.run_failures import RunFailure
 from labkit.experiment.worker.turn_protocol import VERSION
-from labkit.experiment.worker.worker_stages import experiment_of
+from labkit.experiment.worker.worker_setup import experiment_of
 from labkit.experiment.worker.worker_status import WorkerStatus
 from labkit.machine.facts import machine_snapshot
 from labkit.records import Arm, Record
@@ -46,7 +46,7 @@ class ArmRun:
     @cached_property
     def threads(self) -> int:
         """The arm's thread budget, cached because counting cores takes longer than a turn."""
-        return worker_stages.thread_budget(self.experiment)
+        return worker_setup.thread_budget(self.experiment)
 
 
 class WorkerProcess:
@@ -84,7 +84,7 @@ class WorkerProcess:
         return [self._record(run) for run in self.runs]
 
     def _run_stages(self) -> None:
-        """Run the stages in the order of :mod:`labkit.experiment.worker.worker_stages`."""
+        """Run the stages in the order of :mod:`labkit.experiment.worker.worker_setup`."""
         shared = self.shared
         with shared.stage("fingerprint"):
             shared.set(environment=self._environment())
@@ -106,7 +106,7 @@ class WorkerProcess:
             self.granted.ask("probed", None, "load")
         show("loading")
         with shared.stage("load"):
-            arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
+            arms = worker_setup.load(self._experiments, self._setting(probe), shared.note)
         with closing(arms):
             if self.granted is not None:
                 self.granted.ask("loaded", None, "warm_up")
@@ -146,7 +146,7 @@ class WorkerProcess:
         with shared.stage("load"):
             for experiment in self._experiments:
                 workload.prepare(experiment)
-            arms = worker_stages.load(self._experiments, self._setting(probe), shared.note)
+            arms = worker_setup.load(self._experiments, self._setting(probe), shared.note)
         with closing(arms), shared.stage("warm_up"):
             arms.prepare()
         self._measure_peak_rates()
@@ -155,7 +155,7 @@ class WorkerProcess:
         """Return a ``CellPilot``: costs of the process and each case, in rounds of ``seconds``."""
         probe = self._start_probe()
         probe.time()
-        arms = worker_stages.load(self._experiments, self._setting(probe), self.shared.note)
+        arms = worker_setup.load(self._experiments, self._setting(probe), self.shared.note)
         if not isinstance(arms, PilotedArms):
             raise TypeError(f"{type(arms).__name__} has no pilot")
         with closing(arms):
@@ -182,7 +182,7 @@ class WorkerProcess:
         return [run.experiment for run in self.runs]
 
     def _start_probe(self) -> Any:
-        probe, pool = worker_stages.start_probe(self.shared.count_compilation)
+        probe, pool = worker_setup.start_probe(self.shared.count_compilation)
         self.shared.note(pool=pool)
         return probe
 
@@ -192,9 +192,9 @@ class WorkerProcess:
 
     def _measure_peak_rates(self) -> None:
         experiment = self.runs[0].experiment
-        if worker_stages.needs_peak_rates(experiment, self.shared.record.block):
+        if worker_setup.needs_peak_rates(experiment, self.shared.record.block):
             with self.shared.stage("limits"):
-                self.shared.note(limits=worker_stages.measure_peak_rates(experiment))
+                self.shared.note(limits=worker_setup.measure_peak_rates(experiment))
 
     def _setting(self, machine: MachineKernels) -> TurnContext:
         first = self.shared.record
@@ -212,9 +212,9 @@ class WorkerProcess:
         """
         self.status.begin_turn(arm)
         run = self.running = self.runs[arm]
-        worker_stages.apply_thread_budget(run.threads)
+        worker_setup.apply_thread_budget(run.threads)
         if self.granted is not None:
-            worker_stages.forget_own_stop()
+            worker_setup.forget_own_stop()
         with run.draft.stage("turns"):
             yield
         self.running = None

@@ -11,8 +11,8 @@ import msgspec
 from starlette.responses import Response
 
 from labkit.models.chat_template import RenderOptions
-from labkit.server.apis.conversation_generation import ConversationWriter, converse
 from labkit.server.apis.generated_choice import GeneratedChoice
+from labkit.server.apis.messages_and_responses_base import ConversationWriter, converse
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint

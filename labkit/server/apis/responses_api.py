@@ -11,8 +11,12 @@ from typing import Any
 
 import msgspec
 
-from labkit.server.apis.conversation_generation import Conversation, ConversationWriter, converse
 from labkit.server.apis.generated_choice import GeneratedChoice
+from labkit.server.apis.messages_and_responses_base import (
+    Conversation,
+    ConversationWriter,
+    converse,
+)
 from labkit.server.apis.request_checks import check_model
 from labkit.server.apis.requested_tools import RequestedTools, resolve_tools
 from labkit.server.constraints.structured_output import GrammarConstraint

@@ -19,7 +19,7 @@ from labkit.server.constraints.grammar_compiler import (
     GrammarSource,
     error_text,
 )
-from labkit.server.task_process_loop import answer_tasks
+from labkit.server.killable_process_loop import answer_tasks
 
 NICENESS = 5  # running requests go first
 # Tokens to generate. Compiling is not enough: a grammar may fail after the first tokens, or its

@@ -28,7 +28,7 @@ from labkit.server.constraints.grammar_compiler import (
     GrammarSource,
     error_text,
 )
-from labkit.server.task_processes import (
+from labkit.server.killable_process_pool import (
     TaskFailed,
     TaskProcess,
     TooLarge,

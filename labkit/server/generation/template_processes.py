@@ -9,7 +9,13 @@ from pathlib import Path
 from labkit.config import ConfigError
 from labkit.models.chat_template import Message, RenderOptions, Tools
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.task_processes import TaskFailed, TooLarge, TooSlow, WorkerOptions, WorkerPool
+from labkit.server.killable_process_pool import (
+    TaskFailed,
+    TooLarge,
+    TooSlow,
+    WorkerOptions,
+    WorkerPool,
+)
 
 TIMEOUT_S = 10.0
 MEMORY_BYTES = 256 << 20

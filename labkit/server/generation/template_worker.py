@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.config import ConfigError
 from labkit.models.chat_template import RenderOptions, load_template
-from labkit.server.task_process_loop import answer_tasks
+from labkit.server.killable_process_loop import answer_tasks
 
 
 def prepare(setup: Mapping[str, Any]) -> Callable[[Any], Any]:

@@ -44,9 +44,9 @@ from labkit.config import Precision, State
 from labkit.machine.facts import hardware_counters
 from labkit.machine.processes import parent_death
 from labkit.records import CaseRecord
-from labkit.workload.kernels import kernel_case_rounds, kernel_cases
+from labkit.workload.kernels import kernel_case_samples, kernel_cases
 from labkit.workload.kernels.kernel_arms import KernelArm, KernelArms
-from labkit.workload.kernels.kernel_case_rounds import ArmSamples, CaseRounds
+from labkit.workload.kernels.kernel_case_samples import ArmSamples, CaseRounds
 from labkit.workload.kernels.launch_timing import Clock, MlxLaunchQueue, TimedLaunch, empty_chain
 from labkit.workload.turn_order import spread_rounds
 from labkit.workload.workload_protocols import CasePilot, Measurement, TurnContext
@@ -164,11 +164,12 @@ class InterleavedKernels:
     def pilot(self, seconds: float) -> list[CasePilot]:
         """Warm up all cases, then measure rounds of them for about ``seconds``, as long for each.
 
-        The rounds of a study follow from it (:mod:`labkit.experiment.schedule.time_allocation`). It
-        reports no arm's times, so that nothing can follow from a difference between the arms. As in
-        a measurement, the rounds of all cases are mixed: a round that follows one of its own case
-        varies less. A case in two states of the caches is one case, whose round is one in each
-        state. The same process must not measure afterwards.
+        The rounds of a study follow from it
+        (:mod:`labkit.experiment.schedule.case_time_allocation`). It reports no arm's times, so that
+        nothing can follow from a difference between the arms. As in a measurement, the rounds of
+        all cases are mixed: a round that follows one of its own case varies less. A case in two
+        states of the caches is one case, whose round is one in each state. The same process must
+        not measure afterwards.
         """
         with _no_garbage_collection():
             cases, warm_up_s, start = [], [], self._clock()
@@ -244,7 +245,7 @@ class InterleavedKernels:
         prepared = arm.prepared
         prepared.batch.poison(chain_length)
         launch = self._arms.launch(prepared.arm, prepared.batch, launch_name, chain_length)
-        kernel_case_rounds.check_outputs(prepared, launch, launch_name)
+        kernel_case_samples.check_outputs(prepared, launch, launch_name)
         counters = self._counters[prepared.arm]
         counters.update(launch.report.counters())
         counters[f"engine.{self._arms.arms[prepared.arm].engine}"] += chain_length
@@ -261,8 +262,8 @@ class InterleavedKernels:
             for rounds, samples in ((r, arm) for r in self._cases for arm in r.arms):
                 prepared = samples.prepared
                 if prepared.arm == index and prepared.batch.size.case.name == case.name:
-                    records.append(kernel_case_rounds.case_record(samples, rounds))
-                    values |= kernel_case_rounds.output_values(samples, rounds)
+                    records.append(kernel_case_samples.case_record(samples, rounds))
+                    values |= kernel_case_samples.output_values(samples, rounds)
         counters = {name: float(n) for name, n in sorted(self._counters[index].items())}
         notes = {"launch_s": round(self._arms.launch_s[index], 6), "hardware": hardware}
         return Measurement(cases=tuple(records), counters=counters, notes=notes, values=values)

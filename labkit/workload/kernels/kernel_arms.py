@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.config import Case, Precision, State, Workload
 from labkit.workload.kernels import kernel_cases
-from labkit.workload.kernels.kernel_case_rounds import (
+from labkit.workload.kernels.kernel_case_samples import (
     ArmSamples,
     CaseRounds,
     ExpectedOutput,

@@ -26,7 +26,7 @@ from labkit.workload.workload_protocols import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
-    from labkit.engine.attention.launch_report import LaunchReport
+    from labkit.engine.attention.launch_evidence import LaunchReport
     from labkit.engine.attention.paged_backend_base import PagedBackend
 
 Clock = Callable[[], float]

@@ -20,12 +20,12 @@ from labkit.engine import memory_budget, user_classes
 from labkit.engine.memory_budget import model_footprint
 from labkit.engine.memory_budget.model_footprint import ModelFootprint
 from labkit.engine.memory_budget.required_kv_slots import blocks_for, slots_for
-from labkit.engine.model import compute_dtype
+from labkit.engine.model import dtype_resolution
 from labkit.machine import file_digest
 from labkit.models import ModelDir, resolve
 from labkit.workload import in_process_rules, sources
 from labkit.workload.prompt_cache import cached_prompts, prompt_key
-from labkit.workload.requests import preflight_warnings, profiling_turns
+from labkit.workload.requests import post_run_profiling, preflight_warnings
 from labkit.workload.requests.arrivals import check_timestamps
 from labkit.workload.sources import PromptSource, SessionSource, TimestampedSource, source_of
 from labkit.workload.tokenized_prompt import Prompt, take_first
@@ -152,7 +152,7 @@ class RequestKind:
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
         served = max(busy, self._last_arrival_s(experiment, len(lengths)))
-        clocks = profiling_turns.share(experiment, output)
+        clocks = post_run_profiling.share(experiment, output)
         starts = experiment.engine.server_start_s
         seconds = START_SECONDS + starts + (times - 1) * busy + (1 + clocks) * served
         longest = sorted((p + o for p, o in lengths), reverse=True)[:in_flight]
@@ -308,7 +308,7 @@ def _check_server(experiment: Experiment) -> None:
 
 def footprint(experiment: Experiment) -> ModelFootprint:
     """Return the model's sizes without building the model."""
-    loading = compute_dtype.WeightLoading.of(experiment.engine)
+    loading = dtype_resolution.WeightLoading.of(experiment.engine)
     built = model_footprint.from_model(experiment.model, loading)
     return built or model_footprint.from_weights(resolve(experiment.model).path, loading)
 

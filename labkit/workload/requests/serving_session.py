@@ -29,7 +29,7 @@ from labkit.workload.output_digest import text_digest, token_digest, token_texts
 from labkit.workload.requests import arrivals
 from labkit.workload.requests.load_generator import ClientPool, Clock, LoadGenerator, Wait
 from labkit.workload.requests.memory_timeline import MemoryTimeline
-from labkit.workload.requests.profiling_turns import ClockedServing
+from labkit.workload.requests.post_run_profiling import ClockedServing
 from labkit.workload.requests.serving_metrics import (
     ServedRequest,
     counted_metrics,

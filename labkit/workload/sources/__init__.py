@@ -21,12 +21,12 @@ from labkit.workload.tokenized_prompt import Prompt, take_first
 # The module and the name of the source of each value.
 _SOURCES = {
     "synthetic": "synthetic.SOURCE",
-    "chat": "packaged_texts.CHAT",
-    "agent": "packaged_texts.AGENT",
-    "listed": "listed.LISTED",
-    "file": "listed.FILE",
-    "vllm_custom": "listed.VLLM_CUSTOM",
-    "sharegpt": "listed.SHAREGPT",
+    "chat": "chat_and_agent.CHAT",
+    "agent": "chat_and_agent.AGENT",
+    "listed": "request_datasets.LISTED",
+    "file": "request_datasets.FILE",
+    "vllm_custom": "request_datasets.VLLM_CUSTOM",
+    "sharegpt": "request_datasets.SHAREGPT",
     "trace": "trace_source.MOONCAKE",
     "burstgpt": "trace_source.BURSTGPT",
     "azure": "trace_source.AZURE",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, FramePicks, Workload
-from labkit.config.extras import require_packages
+from labkit.config.package_extras import require_packages
 from labkit.workload.workload_protocols import START_SECONDS, Estimate, InterleavedArms, TurnContext
 
 # Measured on a two-core x86-64 with one decoder thread; used only in estimates.
@@ -25,14 +25,14 @@ class VideoKind:
     """The ``WorkloadKind`` of video workloads."""
 
     def check(self, experiment: Experiment) -> None:
-        from labkit.workload.video import clip_library, video_quiz
+        from labkit.workload.video import clip_library, video_question_answering
 
         workload = experiment.workload
         modules = ("av", *(["cv2"] if workload.decoder is Decoder.opencv else []))
         require_packages(modules, "video", f"workload={workload.name}")
         if workload.clips is not None:
             files = clip_library.files_of(workload.clips)
-            video_quiz.check(workload, [path.name for path in files])
+            video_question_answering.check(workload, [path.name for path in files])
 
     def prepare(self, experiment: Experiment) -> None:
         """Check the workload again, and synthesise the clips of ``workload.made``."""
@@ -53,15 +53,19 @@ class VideoKind:
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Synthesise missing clips, and load the model if questions are configured."""
-        from labkit.workload.video import clip_library, video_quiz
+        from labkit.workload.video import clip_library, video_question_answering
         from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
 
         workloads = [e.workload for e in experiments]
         sources, first = [clip_library.sources(w) for w in workloads], workloads[0]
         quiz = None
         if first.questions is not None and first.vlm is not None:
-            questions = video_quiz.read(first.questions, [source.name for source in sources[0]])
-            quiz = video_quiz.VideoQuiz(questions, video_quiz.MlxVlm(first.vlm))
+            questions = video_question_answering.read(
+                first.questions, [source.name for source in sources[0]]
+            )
+            quiz = video_question_answering.VideoQuiz(
+                questions, video_question_answering.MlxVlm(first.vlm)
+            )
         return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Clip, ConfigError, to_plain
-from labkit.config.extras import DISTRIBUTION
+from labkit.config.package_extras import DISTRIBUTION
 from labkit.machine import cache_entries
 from labkit.workload.video.clip_reader import Pixels
 

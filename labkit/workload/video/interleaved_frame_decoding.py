@@ -28,7 +28,7 @@ from labkit.workload.video.clip_synthesis import shares
 from labkit.workload.video.frame_decoding import DecodedFrames
 from labkit.workload.video.frame_selection import Undecodable, picks_exact_positions
 from labkit.workload.video.reference_decode_checks import FrameDigests, Reference, frame_digests
-from labkit.workload.video.video_quiz import VideoQuiz
+from labkit.workload.video.video_question_answering import VideoQuiz
 from labkit.workload.workload_protocols import InvalidOutput, Measurement, TurnContext
 
 

@@ -10,7 +10,7 @@ from labkit.analysis.comparison.arm_comparison import OUT_OF_REACH, DecisionCrit
 from labkit.analysis.comparison.best_setting import best_settings, is_decided
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue
-from labkit.analysis.findings.answer_data import plan_findings
+from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.model.cell_model import BestInRow

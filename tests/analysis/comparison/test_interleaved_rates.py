@@ -19,7 +19,7 @@ from labkit.analysis.comparison import observations
 from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.comparison.observations import MetricRow, RunValue, without_position_effects
 from labkit.analysis.comparison.verdict import judge
-from labkit.analysis.statistics.effect_size import to_log_ratio
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio
 from labkit.experiment.launch.turn_coordinator import LiveSet
 from labkit.experiment.worker.turn_protocol import VERSION
 from labkit.workload.turn_order import Part, RandomTurnOrder

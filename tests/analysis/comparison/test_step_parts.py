@@ -15,7 +15,7 @@ from labkit.analysis.comparison.step_parts import (
     whole_us,
 )
 from labkit.analysis.document.chart import Bars
-from labkit.analysis.tables.step_time_tables import NOT_DIVIDED, time_section
+from labkit.analysis.tables.step_time_breakdown import NOT_DIVIDED, time_section
 from labkit.records import Arm, Record
 
 ARMS = [Arm("base", "baseline", {}, {}), Arm("new", "arm", {}, {})]

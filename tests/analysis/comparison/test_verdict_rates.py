@@ -18,7 +18,7 @@ from labkit.analysis.comparison.arm_comparison import DecisionCriteria, compare_
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.comparison.observations import MetricRow, RunValue, log_values
 from labkit.analysis.comparison.verdict import judge
-from labkit.analysis.statistics.effect_size import to_log_ratio
+from labkit.analysis.statistics.hodges_lehmann import to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.config import Design, Isolation, PlannedLook, to_plain

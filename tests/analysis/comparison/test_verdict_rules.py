@@ -29,8 +29,8 @@ from labkit.analysis.comparison.verdict import (
 from labkit.analysis.model.result_row import Comparison
 from labkit.analysis.number_format import bound_text
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.equivalence_test import Equivalence
+from labkit.analysis.statistics.hodges_lehmann import to_percent
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.power import mde_pct

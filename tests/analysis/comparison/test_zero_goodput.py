@@ -7,7 +7,7 @@ import pytest
 from labkit import report
 from labkit.analysis.charts.run_and_effect_charts import paired_differences, variation_sentence
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.answer_data import plan_findings
+from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.findings.verdict_sentences import verdict_sentences

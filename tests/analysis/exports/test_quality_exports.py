@@ -11,7 +11,7 @@ from planted_cells import compare_studies
 
 from labkit.analysis import analyse_cell, load
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.comparison.text_quality import IS_UPPER_LIMIT
+from labkit.analysis.comparison.perplexity_and_kl import IS_UPPER_LIMIT
 from labkit.analysis.exports.tool_exports import csv_text
 from labkit.analysis.model.cell_model import Cell
 from labkit.analysis.pages.report_files import render

@@ -11,7 +11,7 @@ import pytest
 from labkit.analysis.comparison.best_setting import is_decided
 from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.findings.next_command import MAX_BLOCKS, next_command
-from labkit.cli import hydra_arguments, study_composer
+from labkit.cli import hydra_arguments, multirun_composition
 
 NAME = "study/ablation=seq_map,engine=paged"
 
@@ -121,8 +121,8 @@ def test_a_study_that_takes_its_time_asks_for_the_blocks_that_it_needs_too(
     words, _ = command(cell)
     (one,) = [one for one in analyse(cell).cell.comparisons if one.arm == "seq_map"]
     need = int(re.search(r"study of about (\d+) blocks", one.reason)[1])
-    study_composer.register()
-    (composed,) = study_composer.compose_cells(hydra_arguments.parse(words[3:]))
+    multirun_composition.register()
+    (composed,) = multirun_composition.compose_cells(hydra_arguments.parse(words[3:]))
     found = composed.experiment.design
     assert found.time == 60 * math.ceil(2 * need / 4) and found.looks == []
     assert (found.name, found.blocks) == (design, need if units is None else 0)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.findings.answer_data import Findings
+from labkit.analysis.findings.cell_findings import Findings
 from labkit.analysis.findings.output_quality_sentences import (
     frames_sentences,
     picked_frames,

@@ -21,7 +21,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.svg_chart_renderer import NUM_STYLES, arm_classes
 from labkit.analysis.document.table_model import Column, Table
 from labkit.analysis.exports.tool_exports import csv_text
-from labkit.analysis.findings.answer_data import plan_findings
+from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.short_answer import short_answer
 from labkit.analysis.number_format import value_text
@@ -319,11 +319,11 @@ def test_one_rate_has_its_capacity_and_its_title_on_every_page(under_load, monke
 
 def test_the_serving_experiment_has_the_article_s_p_values():
     """The article's own p-values, of nine rounds per arm, are shown and not recomputed."""
-    from labkit.cli import study_composer
+    from labkit.cli import multirun_composition
     from labkit.experiment.compose.cell_composer import compose_cell
 
-    study_composer.register()
-    with study_composer.initialized():
+    multirun_composition.register()
+    with multirun_composition.initialized():
         experiment = compose_cell([], ["experiment=seq_map_concurrency_64"]).experiment
     rows = experiment.ablation.published["rows"]
     assert [(row["delta_pct"], row["p"]) for row in rows] == [

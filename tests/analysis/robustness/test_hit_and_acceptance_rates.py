@@ -3,7 +3,7 @@
 from planted_cells import planted_cell, section_table
 
 from labkit.analysis.robustness.hit_and_acceptance_rates import hit_and_acceptance_rates
-from labkit.analysis.tables.counter_tables import hit_and_acceptance_section
+from labkit.analysis.tables.engine_counter_tables import hit_and_acceptance_section
 from labkit.records import Record
 
 CELL = planted_cell(arms=[{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}])

@@ -8,7 +8,7 @@ from labkit.analysis.statistics.difference_in_differences import (
     effect_change,
     estimate_effect,
 )
-from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.hodges_lehmann import breakpoints
 from labkit.analysis.statistics.power import between_run_sd, degrees_of_freedom
 
 

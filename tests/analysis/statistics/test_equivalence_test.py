@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit.analysis.statistics.effect_size import breakpoints, to_log_ratio
 from labkit.analysis.statistics.equivalence_test import equivalence_test
+from labkit.analysis.statistics.hodges_lehmann import breakpoints, to_log_ratio
 from labkit.analysis.statistics.permutation_test import pool_by_block, relabellings
 
 rng = np.random.default_rng

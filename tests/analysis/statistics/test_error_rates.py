@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
-from labkit.analysis.statistics.effect_size import breakpoints, to_log_ratio
 from labkit.analysis.statistics.equivalence_test import equivalence_test
+from labkit.analysis.statistics.hodges_lehmann import breakpoints, to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks
 from labkit.analysis.statistics.permutation_test import (
     permutation_test,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
-from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.hodges_lehmann import breakpoints
 from labkit.analysis.statistics.permutation_test import relabellings
 from labkit.analysis.statistics.replication_test import (
     ReplicationRow,

@@ -13,7 +13,8 @@ from shift_interval import confidence_interval
 
 from labkit.analysis.statistics import permutation_test as permutation_module
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
-from labkit.analysis.statistics.effect_size import (
+from labkit.analysis.statistics.equivalence_test import equivalence_test
+from labkit.analysis.statistics.hodges_lehmann import (
     MAX_PAIRED,
     Breakpoints,
     breakpoints,
@@ -21,7 +22,6 @@ from labkit.analysis.statistics.effect_size import (
     to_log_ratio,
     to_percent,
 )
-from labkit.analysis.statistics.equivalence_test import equivalence_test
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import (

@@ -21,7 +21,7 @@ from labkit.analysis.statistics.difference_in_differences import (
     effect_change,
     estimate_effect,
 )
-from labkit.analysis.statistics.effect_size import breakpoints
+from labkit.analysis.statistics.hodges_lehmann import breakpoints
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.studies.between_study_comparison import compare_with_first
 from labkit.analysis.studies.study_analysis import AnalysisCache

@@ -22,7 +22,7 @@ from labkit.analysis.comparison.validity_gates import Gate
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN, Verdict
 from labkit.analysis.pages.terminal_report import print_changes
 from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
-from labkit.analysis.statistics.effect_size import breakpoints, to_percent
+from labkit.analysis.statistics.hodges_lehmann import breakpoints, to_percent
 from labkit.analysis.studies.between_study_comparison import StudiesNotComparable, probe_shift_pct
 from labkit.records import Arm, CaseRecord, Metric, Record
 

@@ -7,13 +7,13 @@ from planted_cells import section_table
 
 from labkit.analysis import write_study
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.tables.counter_tables import dispatch_section
+from labkit.analysis.tables.engine_counter_tables import dispatch_section
 from labkit.analysis.tables.kernel_launch_tables import (
     host_times_section,
     launch_queue_section,
     roofline_section,
 )
-from labkit.analysis.tables.published_table import published_section
+from labkit.analysis.tables.published_vs_measured import published_section
 from labkit.analysis.tables.results_table import results_table
 from labkit.records import Metric
 

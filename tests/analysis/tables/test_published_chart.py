@@ -9,7 +9,7 @@ from labkit.analysis.comparison.cell_analysis import analyse
 from labkit.analysis.document.chart import Dots, Line
 from labkit.analysis.model.cell_model import Published
 from labkit.analysis.pages.article_placeholders import _published_numbers
-from labkit.analysis.tables.published_table import published_section
+from labkit.analysis.tables.published_vs_measured import published_section
 
 CASE = "decode, 64 reqs, ctx 128"
 NO_OUTPUTS = SimpleNamespace(identity=SimpleNamespace(agreement=()))

@@ -18,7 +18,7 @@ from labkit.cpu.runtime.jit import intrinsic
 from labkit.cpu.simd.register_tile_sizes import LANES
 from labkit.cpu.simd.simd_emitter import VECTOR_BYTES, Emitter
 from labkit.engine import attention
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 
 HALF_DTYPES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.cpu.precision import kv_dtypes, kv_quantization_reference
 from labkit.engine import attention
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.paged import verify_quantised
 

@@ -259,8 +259,8 @@ def test_invalid_maps_are_refused(make_batch, resolver, change, message):
             "must be binary_search, seq_map, identity, padded_grid, work_plan or package",
         ),
         ("no.such.module:Class", "ModuleNotFoundError"),
-        ("labkit.engine.attention.launch_report:Nope", "AttributeError"),
-        ("labkit.engine.attention.launch_report:LaunchReport", "TypeError"),
+        ("labkit.engine.attention.launch_evidence:Nope", "AttributeError"),
+        ("labkit.engine.attention.launch_evidence:LaunchReport", "TypeError"),
         ("collections:OrderedDict", "the class needs an attribute `name`"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention.attention_protocol import ArrayAdapter
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 

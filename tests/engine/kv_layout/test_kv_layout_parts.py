@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.kv_cache_interface import ComputedTokenCount, KVCacheFactory
 from labkit.engine.memory_budget.required_kv_slots import blocks_for, round_up_to_step, slots_for
 from labkit.engine.request import Request, RequestState

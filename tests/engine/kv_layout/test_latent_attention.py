@@ -7,7 +7,7 @@ from small_models import build_model_dir
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.memory_budget import model_footprint
 from labkit.models.synthetic.synthetic_model import build
 

@@ -15,7 +15,7 @@ from small_models import build_model_dir
 
 from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create, memory_budget
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.memory_budget import model_footprint, pool_sizing
 from labkit.machine.facts.memory_capacity import MemoryProfile
 from labkit.machine.facts.simulated_macs import simulated_mac
@@ -376,7 +376,7 @@ FILL = """
 import sys
 import psutil
 from labkit.engine import attention
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
 backend = attention.create(backend="reference")
 process = psutil.Process()

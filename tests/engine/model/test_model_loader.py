@@ -9,7 +9,7 @@ from small_models import CONFIGS, build_model_dir
 
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model import model_loader, unpatched_loader
-from labkit.engine.model.compute_dtype import MatrixStorage, WeightLoading
+from labkit.engine.model.dtype_resolution import MatrixStorage, WeightLoading
 from labkit.engine.model.model_loader import load_model
 from labkit.models.synthetic import train_bpe
 

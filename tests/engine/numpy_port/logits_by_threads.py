@@ -20,7 +20,7 @@ from small_models import COMMON, build_model_dir
 
 from labkit import config
 from labkit.cpu.capture import graph_ops
-from labkit.cpu.matmul import matmul_work_units
+from labkit.cpu.matmul import matmul_launch
 from labkit.cpu.replay import graph_op_kernels
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.sampling import sampler
@@ -40,7 +40,7 @@ KINDS = {
     "int8": (QUANTISED, {"activations": config.Activations.int8}),
 }
 units_of = numba.njit(lambda *arguments: graph_op_kernels.num_units(*arguments))
-tasks_of = numba.njit(lambda *arguments: matmul_work_units._num_tasks(*arguments))
+tasks_of = numba.njit(lambda *arguments: matmul_launch._num_tasks(*arguments))
 
 
 def serve(engine):
@@ -72,7 +72,7 @@ def step_of(engine, threads):
     waits = sum(count > 1 or i == 0 or units[i - 1] > 1 for i, count in enumerate(units))
     products = []
     for node, count in zip(graph._nodes, units, strict=True):
-        if node["op"] in matmul_work_units.MATMULS:
+        if node["op"] in matmul_launch.MATMULS:
             address = int(node["params"]) - graph._words.ctypes.data
             first, size = address // graph_ops.WORD_BYTES, graph_ops.num_words(node["op"])
             (params,) = graph._words[first : first + size].view(graph_ops.PARAMS[node["op"]])

@@ -14,7 +14,7 @@ from planted_cells import caveats
 from stub_server import Stub
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.findings.answer_data import plan_findings
+from labkit.analysis.findings.cell_findings import plan_findings
 from labkit.analysis.findings.full_answer import long_text
 from labkit.analysis.findings.verdict_sentences import summary_verdict
 from labkit.analysis.model.result_row import Row

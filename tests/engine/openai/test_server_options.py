@@ -205,8 +205,8 @@ def test_chat_needs_conversations():
 
 
 def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch):
-    from labkit.config import extras
+    from labkit.config import package_extras
 
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_extras, "find_spec", lambda name: None)
     with pytest.raises(config.ConfigError, match=r"pip install 'mlx-labkit\[http\]'"):
         KIND.check(experiment())

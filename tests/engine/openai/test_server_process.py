@@ -206,7 +206,7 @@ def test_a_server_that_runs_already_needs_no_program_and_no_gguf(tiny_dir, monke
         server = config.OpenAIServer(preset="xllamacpp", **url)
         return config.Engine(name="openai", server=server)
 
-    monkeypatch.setattr("labkit.config.extras.find_spec", lambda name: True)
+    monkeypatch.setattr("labkit.config.package_extras.find_spec", lambda name: True)
     monkeypatch.setattr(gguf_writer, "find_spec", lambda name: None)
     openai.prepare(engine_options(url="http://127.0.0.1:8080"), tiny_dir)
     with pytest.raises(config.ConfigError, match="gguf is not installed"):
@@ -393,7 +393,7 @@ def test_a_server_runs_in_the_environment_of_its_requirements(tiny_dir, monkeypa
 def test_a_server_gets_float32_if_asked_or_if_it_reads_nothing_else(
     tiny_dir, monkeypatch, preset, float32, quantized, widened
 ):
-    module = "labkit.engine.model.model_copies"
+    module = "labkit.engine.model.converted_checkpoints"
     monkeypatch.setattr(f"{module}.is_quantized", lambda folder: quantized)
     monkeypatch.setattr(f"{module}.float32_directory", lambda folder: Path("/widened"))
     server = config.OpenAIServer(preset=preset, float32=float32)
@@ -420,7 +420,7 @@ def test_an_environment_that_cannot_be_built_is_one_line(tiny_dir, monkeypatch):
 def test_a_package_that_the_interpreter_lacks_is_named_before_anything_runs(
     preset, line, monkeypatch
 ):
-    monkeypatch.setattr("labkit.config.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("labkit.config.package_extras.find_spec", lambda name: None)
     engine_options = config.Engine(name="openai", server=config.OpenAIServer(preset=preset))
     with pytest.raises(config.ConfigError, match=line):
         openai.check_installed(engine_options)

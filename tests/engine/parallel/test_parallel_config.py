@@ -24,7 +24,7 @@ from labkit.config import (
     from_plain,
 )
 from labkit.engine import parallel
-from labkit.engine.attention.kv_shape import KVShape
+from labkit.engine.attention.kv_and_state_shapes import KVShape
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.memory_budget.pool_sizing import size_pool
 from labkit.engine.parallel.model_sharding import sharding_error

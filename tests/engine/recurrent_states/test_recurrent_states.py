@@ -10,7 +10,7 @@ from small_models import build_model_dir
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.recurrent_states import state_memory
+from labkit.engine.recurrent_states import state_arrays
 
 TOKENS = 16
 # Short states, a state beside attention in one layer, and a state that two modules share.
@@ -211,23 +211,23 @@ def rotate(slots):
 
 
 def test_a_state_read_from_a_neighbour_is_refused_at_load(directory, monkeypatch):
-    gather = state_memory.StateMemory._gather
+    gather = state_arrays.StateMemory._gather
     monkeypatch.setattr(
-        state_memory.StateMemory, "_gather", lambda self, slots: gather(self, rotate(slots))
+        state_arrays.StateMemory, "_gather", lambda self, slots: gather(self, rotate(slots))
     )
     with pytest.raises(EngineError, match="refused by the self-test: its logits differ"):
         create(options("chunked"), directory("lfm2"))
 
 
 def test_a_state_written_by_a_neighbour_is_refused_at_load(directory, monkeypatch):
-    write = state_memory.StateGroup.write
+    write = state_arrays.StateGroup.write
 
     def write_rotated(self, part, layer, entry, state):
         import mlx.core as mx
 
         write(self, part, layer, entry, mx.roll(state, 1, axis=0))
 
-    monkeypatch.setattr(state_memory.StateGroup, "write", write_rotated)
+    monkeypatch.setattr(state_arrays.StateGroup, "write", write_rotated)
     with pytest.raises(EngineError, match="refused by the self-test: its logits differ"):
         create(options("chunked"), directory("lfm2"))
 

@@ -5,8 +5,8 @@ import pytest
 
 from labkit.engine import Request
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.speculation.draft_verification import DraftRequest
 from labkit.engine.speculation.ngram import NgramProposer
+from labkit.engine.speculation.propose_and_verify import DraftRequest
 
 
 def wanted(tokens, limit, prompt=1):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from labkit.engine.request import Request, RequestState
-from labkit.engine.speculation.draft_verification import DraftRequest, RandomProposer
+from labkit.engine.speculation.propose_and_verify import DraftRequest, RandomProposer
 
 
 def wanted(name, length, limit):

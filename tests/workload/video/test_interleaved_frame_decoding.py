@@ -22,7 +22,7 @@ from planted_cells import output_difference
 
 from labkit.config import ConfigError, Experiment, FramePicks, Workload
 from labkit.workload import video
-from labkit.workload.video import clip_library, frame_decoding, video_quiz
+from labkit.workload.video import clip_library, frame_decoding, video_question_answering
 from labkit.workload.video.clip_reader import DecodeCounts
 from labkit.workload.video.frame_selection import Undecodable
 from labkit.workload.video.interleaved_frame_decoding import InterleavedVideo
@@ -501,7 +501,7 @@ def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, mess
     path = tmp_path / "q.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=message):
-        video_quiz.read(str(path), ["61-7.mp4"])
+        video_question_answering.read(str(path), ["61-7.mp4"])
 
 
 def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):

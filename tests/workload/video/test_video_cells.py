@@ -9,7 +9,7 @@ import clip_files as files
 
 from labkit import workload
 from labkit.config import ConfigError
-from labkit.experiment.worker import worker_stages
+from labkit.experiment.worker import worker_setup
 from labkit.records import counter_registry
 
 
@@ -25,7 +25,7 @@ def test_every_arm_of_the_ablation_composes(composed, override):
         assert set(arm.config) == {"workload", "seed"} and arm.engine_counter is None
         assert arm.identity == "frames" and len(arm.engaged) == 3
         assert all(counter_registry.find_counter(name) for name in arm.engaged)
-        assert worker_stages.experiment_of(arm).workload.kind == "video"
+        assert worker_setup.experiment_of(arm).workload.kind == "video"
     lengths = [workload.estimate(arm).seconds for arm in cell.experiments.values()]
     assert all(seconds > 1 for seconds in lengths)
 

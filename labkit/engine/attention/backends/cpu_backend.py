@@ -21,12 +21,12 @@ from labkit.cpu.attention import (
 from labkit.cpu.attention.attention_intrinsics import TILE_KEYS
 from labkit.cpu.attention.kernel_entry_points import AttentionLaunch, KVWrite
 from labkit.cpu.precision.kv_dtypes import POOL_DTYPES, head_dim_of, pool_columns, pool_dtype_name
-from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.address_intrinsics import address_of
 from labkit.cpu.runtime.aligned_memory import aligned_zeros
 from labkit.engine.attention import input_validation, kernel_dispatch, sequence_resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
-from labkit.engine.attention.launch_report import Launch, Reports, report_launches
+from labkit.engine.attention.launch_evidence import Launch, Reports, report_launches
 from labkit.engine.attention.paged_backend_base import PagedBackend
 from labkit.kernel_constants import BQ, RESOLVER_IDS
 

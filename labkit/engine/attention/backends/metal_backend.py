@@ -17,7 +17,7 @@ from labkit.engine.attention import input_validation, kernel_dispatch
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.backends.mlx_backend_base import MlxBackend, MlxPrepared
 from labkit.engine.attention.kernel_dispatch import Dispatch, KernelSwitches
-from labkit.engine.attention.launch_report import Launch, Reports, report_launches
+from labkit.engine.attention.launch_evidence import Launch, Reports, report_launches
 from labkit.kernel_constants import RESOLVER_IDS
 from labkit.metal.gpu_properties import GpuProperties, gpu_properties
 from labkit.metal.kernel_call import Executor, KernelCall, executor_for

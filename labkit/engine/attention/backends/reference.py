@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.launch_report import LaunchReport, launch_stamp
+from labkit.engine.attention.launch_evidence import LaunchReport, launch_stamp
 from labkit.engine.attention.paged_backend_base import PagedBackend
 
 

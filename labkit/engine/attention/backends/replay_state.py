@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from labkit.cpu.attention.kernel_entry_points import COUNTER_COLUMNS
 from labkit.cpu.capture.graph_capture import CapturedAttention
 from labkit.cpu.replay.graph_attention_structs import LAUNCH, SUMMARY, AttentionInputs
-from labkit.cpu.runtime.address_views import address_of
+from labkit.cpu.runtime.address_intrinsics import address_of
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.launch_report import LaunchReport, launch_stamp, report_kind
+from labkit.engine.attention.launch_evidence import LaunchReport, launch_stamp, report_kind
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_constants import STAMP_MASK
 

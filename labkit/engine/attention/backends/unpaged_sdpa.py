@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention.launch_report import LaunchReport, Reports, merge_reports
+from labkit.engine.attention.launch_evidence import LaunchReport, Reports, merge_reports
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionLayer
