@@ -69,7 +69,7 @@ def _print_plan(
     cells: Sequence[ComposedCell], launcher: JobLauncher, out: Path, written: Sequence[Path]
 ) -> None:
     """Print the plan of a study; ``written`` is as in ``print_plan``."""
-    from labkit.experiment.compose.user_class_check import check_imports
+    from labkit.experiment.compose.user_class_import_check import check_imports
     from labkit.experiment.progress_display import format_duration
     from labkit.experiment.schedule.noise_history import StudyHistory
     from labkit.experiment.schedule.plan_preview import print_plan

@@ -34,7 +34,7 @@ from labkit.analysis.comparison.observations import (
     probe_values,
 )
 from labkit.analysis.comparison.perplexity_and_kl import text_qualities
-from labkit.analysis.comparison.served_requests import count_cause
+from labkit.analysis.comparison.request_comparability import count_cause
 from labkit.analysis.comparison.step_parts import divide_time
 from labkit.analysis.comparison.verdict import DECIDED_WORDS, EFFECTS, IF_NO_DRIFT, Verdict, judge
 from labkit.analysis.model.cell_model import (

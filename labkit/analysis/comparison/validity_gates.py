@@ -14,7 +14,7 @@ from labkit.analysis.comparison import client_lateness
 from labkit.analysis.comparison.observations import MEASURED_OUTCOMES
 from labkit.analysis.comparison.output_identity import IdentityReport, above_noise_floor
 from labkit.analysis.comparison.perplexity_and_kl import broken_limits, kl_is_bound, text_qualities
-from labkit.analysis.comparison.served_requests import unserved_errors
+from labkit.analysis.comparison.request_comparability import unserved_errors
 from labkit.analysis.model.cell_model import GateResult
 from labkit.analysis.statistics.text_window_intervals import CONFIDENCE
 from labkit.config import count_text

@@ -40,7 +40,7 @@ from labkit.analysis.pages.cell_report_content import CellReport
 from labkit.analysis.robustness.sensitivity_analysis import SensitivityResult
 from labkit.analysis.tables.engine_counter_tables import WORK_SECTIONS
 from labkit.analysis.tables.kernel_launch_tables import HOST_SECTIONS, launch_work_section
-from labkit.analysis.tables.load_test_tables import http_section, request_outcomes_section
+from labkit.analysis.tables.load_test_diagnostics import http_section, request_outcomes_section
 from labkit.analysis.tables.metrics_by_arm import matrix_section
 from labkit.analysis.tables.perplexity_and_kl_tables import quality_section
 from labkit.analysis.tables.published_vs_measured import published_section

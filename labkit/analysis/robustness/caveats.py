@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.analysis.comparison import server_caveats
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.served_requests import sustained, traffic_notes
+from labkit.analysis.comparison.request_comparability import sustained, traffic_notes
 from labkit.analysis.comparison.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.analysis.number_format import p_text
 from labkit.analysis.robustness.cells_by_host import hosts_sentence, on_same_machine

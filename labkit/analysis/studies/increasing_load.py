@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from labkit.analysis.comparison.cell_analysis import CellAnalysis
-from labkit.analysis.comparison.served_requests import (
+from labkit.analysis.comparison.request_comparability import (
     REQUESTS_PER_S,
     has_tpot_limit,
     rate_unit,

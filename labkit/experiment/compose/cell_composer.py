@@ -37,7 +37,7 @@ from labkit.experiment.compose.cell_name import cell_name, recorded_overrides
 from labkit.experiment.compose.reachable_interim_looks import fewest_blocks, with_reachable_looks
 from labkit.experiment.compose.resumed_legacy_cell import as_begun, rounds_as_begun
 from labkit.experiment.compose.sweep_as_arms import with_swept_arms
-from labkit.experiment.compose.user_class_check import check_workload_class
+from labkit.experiment.compose.user_class_import_check import check_workload_class
 from labkit.experiment.hydra.hydra_composer import Composer, config_folders, hydra_quote
 from labkit.experiment.launch import python_environment
 from labkit.experiment.launch.exported_revision import RevisionError

@@ -28,7 +28,7 @@ from labkit.analysis.robustness.sensitivity_analysis import sensitivity_results
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.studies.data_frames import table_columns
 from labkit.analysis.studies.metric_history import metric_history
-from labkit.analysis.tables.load_test_tables import request_outcomes_section
+from labkit.analysis.tables.load_test_diagnostics import request_outcomes_section
 from labkit.records import Arm, Metric, open_study
 
 BLOCKS = 10

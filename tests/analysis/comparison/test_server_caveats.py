@@ -12,7 +12,7 @@ from labkit.analysis.comparison.first_output_difference import text_difference, 
 from labkit.analysis.comparison.output_identity import compare_outputs
 from labkit.analysis.comparison.validity_gates import healthy, identical
 from labkit.analysis.robustness.disturbed_runs import disturbed_blocks
-from labkit.analysis.tables.load_test_tables import http_section
+from labkit.analysis.tables.load_test_diagnostics import http_section
 from labkit.records import Arm, CaseRecord, Record
 from labkit.workload.output_digest import text_digest
 

@@ -1,4 +1,4 @@
-"""Which requests the arms served, and how their tokens were counted: whether they compare.
+"""Whether arms' request metrics compare: the same requests served, tokens counted alike.
 
 Metrics of requests describe the served ones alone. An arm that fails half of its requests is soon
 done, and an arm that serves the short ones is fast, so arms that served different requests get no

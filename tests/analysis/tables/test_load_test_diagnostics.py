@@ -5,7 +5,7 @@ from dataclasses import replace
 from planted_cells import caveats, planted_cell, section_table
 
 from labkit.analysis.comparison.cell_analysis import analyse
-from labkit.analysis.tables.load_test_tables import request_outcomes_section
+from labkit.analysis.tables.load_test_diagnostics import request_outcomes_section
 from labkit.records import CaseRecord, Record
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.analysis.comparison.cell_analysis import CellData, analyse
 from labkit.analysis.comparison.machine_or_arm_stalls import StallAttribution
-from labkit.analysis.comparison.served_requests import sustained
+from labkit.analysis.comparison.request_comparability import sustained
 from labkit.analysis.comparison.validity_gates import healthy
 from labkit.analysis.model.cell_model import CellDesign
 from labkit.analysis.pages.study_overview import capacity_chart, capacity_table

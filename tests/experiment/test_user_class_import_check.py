@@ -9,7 +9,7 @@ import pytest
 
 from labkit import app
 from labkit.config import Attention, ConfigError, Engine
-from labkit.experiment.compose.user_class_check import check_imports, check_workload_class
+from labkit.experiment.compose.user_class_import_check import check_imports, check_workload_class
 
 GOOD = "print('hello')\nprint('[1]')\nclass Map:\n    pass\n"
 

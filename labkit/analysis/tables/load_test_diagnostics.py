@@ -1,4 +1,4 @@
-"""Tables of requests' outcomes and, of arms that are servers, of streams and client overhead."""
+"""Diagnostic tables of a load test: request outcomes, HTTP streams, client overhead; no metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from labkit.analysis.comparison.client_lateness import number_at
-from labkit.analysis.comparison.served_requests import REQUESTS_PER_S, traffic_notes
+from labkit.analysis.comparison.request_comparability import REQUESTS_PER_S, traffic_notes
 from labkit.analysis.comparison.server_caveats import ServerArm, server_arms
 from labkit.analysis.document.report_parts import table_section
 from labkit.analysis.document.table_model import Column, Table, if_known
