@@ -73,7 +73,7 @@ def filled_pages():
 
 def test_committed_articles_are_found():
     assert {"README.md", "docs/experiments.md", "docs/levers.md"} < set(filled_pages())
-    assert len([page for page in filled_pages() if page.startswith("docs/articles/")]) == 7
+    assert len([page for page in filled_pages() if page.startswith("docs/articles/")]) == 8
 
 
 def placeholders():

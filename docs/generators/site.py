@@ -35,6 +35,7 @@ TABS = {
         "articles/index.md", "articles/one-launch.md", "articles/kv-caches.md",
         "articles/memory-budget.md", "articles/batching-and-paging.md",
         "articles/decode-serving.md", "articles/mini-engine.md", "articles/video.md",
+        "articles/servers.md",
         "articles.md",
     ),
     "Figures": ("widgets.md", "binary-search.md", "structures.md"),
