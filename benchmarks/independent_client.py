@@ -2,18 +2,21 @@
 
     python benchmarks/independent_client.py PRESET http://127.0.0.1:8000 [CLIENTS [ROUNDS]]
 
-Both send the same requests in turns, ``ROUNDS`` times, from as many clients. The plain client has a
-thread for each, and times the lines of a response as it reads them. For the median TTFT, the mean
-TPOT and the tokens per second, the program prints the medians over the rounds, and the median of
-the rounds' ratios, labkit's over the plain one's, with its range. The server must serve
-``model=smollm2`` and end no answer early. ``EXTRA`` of the environment has further fields of the
-requests (JSON) that the server needs, such as ``{"model": "smollm2", "ignore_eos": true}``.
+Both send requests of the same lengths in turns, in a random order, ``ROUNDS`` times, from as many
+clients. Each time the words are others, so that no server has their keys and values yet. The plain
+client has a thread for each, and times the lines of a response as it reads them. For the median
+TTFT, the mean TPOT and the tokens per second, the program prints the medians over the rounds, and
+the geometric mean of the rounds' ratios, labkit's over the plain one's, with its 95 % interval
+(Student's t). The server must serve ``model=smollm2`` and end no answer early. ``EXTRA`` of the
+environment has further fields of the requests (JSON) that the server needs, such as ``{"model":
+"smollm2", "ignore_eos": true}``.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import random
 import statistics
@@ -24,6 +27,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from scipy.special import stdtrit
 
 METRICS = ("ttft_p50_ms", "tpot_excl_first_mean_ms", "output_tok_s")
 NUM_REQUESTS, PROMPT_WORDS, OUTPUT_TOKENS = 12, 60, 32
@@ -79,23 +84,33 @@ def labkit(preset: str, url: str, path: Path, clients: int) -> list[float]:
     return [values[name] for name in METRICS]
 
 
-def main(preset: str, url: str, clients: int = 1, rounds: int = 5) -> None:
-    draw = random.Random(0)
-    prompts = [" ".join(draw.choices(WORDS.split(), k=PROMPT_WORDS)) for _ in range(NUM_REQUESTS)]
+def main(preset: str, url: str, clients: int = 1, rounds: int = 10) -> None:
+    draw, words = random.Random(0), WORDS.split()
+
+    def prompts() -> list[str]:
+        return [" ".join(draw.choices(words, k=PROMPT_WORDS)) for _ in range(NUM_REQUESTS)]
+
+    def by_labkit() -> list[float]:
+        lines = ({"prompt": prompt, "max_tokens": OUTPUT_TOKENS} for prompt in prompts())
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+        return labkit(preset, url, path, clients)
+
+    by = {"plain": lambda: plain(url, prompts(), clients), "labkit": by_labkit}
+    values: dict[str, list[list[float]]] = {name: [] for name in by}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompts.jsonl"
-        lines = ({"prompt": prompt, "max_tokens": OUTPUT_TOKENS} for prompt in prompts)
-        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-        plain(url, prompts, clients)  # warm-up
-        pairs = []
+        plain(url, prompts(), clients)  # warm-up
         for _ in range(rounds):
-            pairs.append((plain(url, prompts, clients), labkit(preset, url, path, clients)))
-    for place, name in enumerate(METRICS):
-        own, ours = ([pair[side][place] for pair in pairs] for side in (0, 1))
-        ratios = [b / a for a, b in zip(own, ours, strict=True)]
+            for name in draw.sample(sorted(by), 2):
+                values[name].append(by[name]())
+    for place, metric in enumerate(METRICS):
+        own, ours = ([value[place] for value in values[name]] for name in by)
+        logs = [math.log(b / a) for a, b in zip(own, ours, strict=True)]
+        mean, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(rounds)
+        low, high = (mean + sign * error * stdtrit(rounds - 1, 0.975) for sign in (-1, 1))
         print(
-            f"{name}: plain {statistics.median(own):.4g}, labkit {statistics.median(ours):.4g}, "
-            f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            f"{metric}: plain {statistics.median(own):.4g}, labkit {statistics.median(ours):.4g}, "
+            f"ratio {math.exp(mean):.3f} ({math.exp(low):.3f} to {math.exp(high):.3f})"
         )
 
 
