@@ -8,7 +8,7 @@ from enum import Enum
 
 from labkit.config.option import Group, option, require
 
-SMALLEST_P = 2e-5  # of 100,000 relabellings, which a test draws if there are too many
+MAX_ENUMERATED, DRAWN = 300_000, 100_000  # relabellings; of more than the first, a test draws
 
 
 class Isolation(Enum):
@@ -78,11 +78,7 @@ class Design(Group, place="design"):
         unit="percent",
     )
     alpha: float = option(
-        0.05,
-        "Family-wise error rate of the whole study.",
-        ge=SMALLEST_P,
-        le=0.5,
-        unit="probability",
+        0.05, "Family-wise error rate of the whole study.", gt=0, le=0.5, unit="probability"
     )
     isolation: Isolation = option(Isolation.auto)
     timeout_s: float = option(
@@ -146,9 +142,12 @@ class Design(Group, place="design"):
         return [*early, PlannedLook(self.blocks, round(left, 12))] if early else []
 
     def smallest_p(self, blocks: int) -> float:
-        """Return the smallest two-sided p of one arm that ``blocks`` blocks are sure to reach."""
+        """Return the smallest two-sided p of one arm that ``blocks`` blocks can reach.
+
+        It is larger where relabellings are drawn than with the most blocks that list them all.
+        """
         possible = math.comb(2 * self.runs_per_block, self.runs_per_block) ** blocks
-        return max(SMALLEST_P, float(2 / possible))
+        return 2 / (possible if possible <= MAX_ENUMERATED else DRAWN)
 
     def _check_looks(self) -> None:
         look_blocks = [look.blocks for look in self.looks]

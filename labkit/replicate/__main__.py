@@ -16,11 +16,11 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import records
 from labkit.cli.program_base import Program, print_error
@@ -55,8 +55,22 @@ class AuthorsStudy:
     @property
     def other_revisions(self) -> list[str]:
         """The author's commits of labkit, without an unknown one and the one here."""
-        known = {cell.environment.get("git") for cell in self.cells}
+        known = {one.get("git") for one in self.environments}
         return sorted(git for git in known - {code_revision.commit()} if git)
+
+    @property
+    def environments(self) -> list[Mapping[str, Any]]:
+        """The machine and software of each cell that has run.
+
+        They are of its first run of an arm without an environment of its own, or else of any arm.
+        """
+        runs = {one.data.dir.name: one.data.records for one in self.analyses}
+        found: list[Mapping[str, Any]] = []
+        for cell in self.cells:
+            own = {arm.name for arm in cell.arms if arm.environment}
+            shared = (run.environment for run in runs.get(cell.name, ()) if run.arm not in own)
+            found.append(next(filter(None, shared), cell.environment))
+        return [one for one in found if one]
 
     def changes(self, reader: ReaderOptions) -> list[str]:
         return list(dict.fromkeys(text for cell in self.cells for text in cell.changes(reader)))
@@ -115,8 +129,9 @@ def _replicate_all(
     for path in archives:
         own = out / names[path] if article else out
         try:
-            study, reader, lines = _ready(path, own, given, options)
+            study = _open(path, own)
             cells += len(study.cells)
+            study, reader, lines = _ready(study, given, options)
         except (ConfigError, RecordError) as error:
             if not article:
                 raise
@@ -151,10 +166,11 @@ def _folder_names(archives: Sequence[Path]) -> dict[Path, str]:
 
 
 def _ready(
-    path: Path, out: Path, given: ReaderOptions, options: argparse.Namespace
+    study: AuthorsStudy, given: ReaderOptions, options: argparse.Namespace
 ) -> tuple[AuthorsStudy, ReaderOptions, list[str]]:
     """Return an author's study, the reader's options, and the reasons why it cannot run here."""
-    study, lines = _open(path, out), list[str]()
+    _refuse_authors_runs(study)
+    lines = list[str]()
     if options.trust:
         study = _with_inputs(study, bool(given.values.get("plan")))
     else:
@@ -180,9 +196,7 @@ def _open(path: Path, out: Path) -> AuthorsStudy:
         if isinstance(folder, Path):  # an archive was checked when it was opened
             records.check_digests(folder)
     cells, analyses = original_study.authors_cells(opened, folders), AnalysisCache().study(opened)
-    study = AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
-    _refuse_authors_runs(study)
-    return study
+    return AuthorsStudy(opened, cells, out, analyses, tuple(forecast_lines(analyses)))
 
 
 def _with_inputs(study: AuthorsStudy, plan: bool) -> AuthorsStudy:
@@ -236,13 +250,14 @@ def _reader(study: AuthorsStudy, reader: ReaderOptions, versions: str) -> Reader
 
     if versions == OURS:
         return reader
-    theirs = study.cells[0].versions
-    software = {(one.environment.get("git"), *sorted(one.versions.items())) for one in study.cells}
+    versions_of = [(one.get("git"), one.get("versions") or {}) for one in study.environments]
+    software = {(git, *sorted(packages.items())) for git, packages in versions_of}
     require(
-        len(software) == 1,
+        len(software) < 2,
         f"{study.path}: its cells ran with {len(software)} sets of versions, and --versions theirs "
         "takes one; name the folder of one cell (python -m labkit.archive --unpack makes them)",
     )
+    theirs = versions_of[0][1] if versions_of else {}
     require(bool(theirs), f"{study.path}: its records name no versions of packages")
     here = machine_snapshot.versions()
     differing = {n: v for n, v in theirs.items() if n != "labkit" and here.get(n, v) != v}

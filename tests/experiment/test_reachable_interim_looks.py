@@ -1,10 +1,11 @@
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 
 from labkit.analysis.statistics import permutation_test
 from labkit.config import ConfigError, Design, PlannedLook
-from labkit.config.design import SMALLEST_P
 from labkit.experiment.compose.reachable_interim_looks import fewest_blocks, with_reachable_looks
 from labkit.experiment.schedule.cell_manifest import write_manifest
 
@@ -44,13 +45,27 @@ def test_typed_blocks_that_decide_nothing_are_refused(tmp_path):
 
 def test_an_alpha_that_no_number_of_blocks_reaches_is_refused(tmp_path):
     """Beyond 300,000 relabellings, 100,000 are drawn, so p has a floor."""
-    assert 2 / permutation_test.N_RESAMPLES == SMALLEST_P
+    for runs, blocks in product((1, 2), range(1, 30)):
+        of_test = permutation_test.smallest_p(blocks, runs)
+        assert Design(runs_per_block=runs).smallest_p(blocks) == of_test
     design = Design(blocks=20, alpha=3e-5)
     assert fewest_blocks(design, 1) == 17 and reachable(tmp_path, design, 1) == (20, [])
-    message = r"^design\.alpha=3e-05: .* with 2 arms no p is below 4e-05; set a larger alpha$"
-    for plan in (fewest_blocks, partial(reachable, tmp_path)):
-        with pytest.raises(ConfigError, match=message):
+    for plan, last in (
+        (fewest_blocks, "the last look has 2.4e-05, and "),
+        (partial(reachable, tmp_path), ""),
+    ):
+        floor = "with 2 arms no p of so many blocks is below 4e-05; set a larger alpha"
+        with pytest.raises(ConfigError, match=f"^design.alpha=3e-05: {last}{floor}$"):
             plan(design, 2)
+
+
+def test_tests_of_all_relabellings_have_no_floor(tmp_path):
+    exact = Design(blocks=18, alpha=1e-5)
+    assert reachable(tmp_path, exact, 1) == (18, [])
+    looks = [PlannedLook(7, 1e-5)]
+    assert Design(blocks=8, runs_per_block=2, alpha=5e-5, looks=looks).looks == looks
+    with pytest.raises(ConfigError, match="with 1 arm no p of so many blocks is below 2e-05"):
+        reachable(tmp_path, replace(exact, blocks=19), 1)
 
 
 def test_a_cell_that_began_with_a_look_out_of_reach_keeps_it(make_cell):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from planted_runs import PlantedRuns, kernel_fields
@@ -408,6 +409,23 @@ def test_cells_of_several_revisions_are_not_run_with_one_of_them(archive):
         _reader(own, ReaderOptions(), "theirs")
 
 
+def test_the_author_s_versions_are_those_of_arms_without_an_environment_of_their_own(archive):
+    """They were those of whichever arm ran first, and a cell without runs was another set."""
+    opened = open_study(archive)
+    (cell,) = authors_cells(opened, cell_dirs(opened))
+    base, *others = cell.arms
+    cell = replace(
+        cell, arms=(base, *(replace(arm, environment={"python": "p"}) for arm in others))
+    )
+    not_run = replace(cell, folder=Path("not_run"), manifest={**cell.manifest, "environment": {}})
+    first = SimpleNamespace(arm=others[0].name, environment={"git": "b" * 40})
+    runs = [first, SimpleNamespace(arm=base.name, environment=ENVIRONMENT)]
+    analysis = SimpleNamespace(data=SimpleNamespace(dir=cell.folder, records=runs))
+    own = AuthorsStudy(opened, (not_run, cell), Path("x"), [analysis])
+    assert own.environments == [ENVIRONMENT] and own.other_revisions == ["a" * 40]
+    assert "numpy==1.2.3" in _reader(own, ReaderOptions(), "theirs").requirements
+
+
 def test_failed_runs_are_repeated_if_asked(archive):
     (cell,) = authors_cells(open_study(archive), cell_dirs(open_study(archive)))
     reader = ReaderOptions.parse(["redo=failed"])
@@ -436,6 +454,15 @@ def test_the_time_of_a_cell_does_not_depend_on_what_can_run(author, archive, tmp
         "labkit.replicate.__main__._plan", lambda study, reader, s: planned.append(s) or s
     )
     assert main([str(article), "plan=true"]) == 0 and planned == [TIME_S / 2]
+    obstacles = iter([(), ConfigError("no")])
+
+    def fail(cell, reader):
+        if found := next(obstacles):
+            raise found
+        return found
+
+    monkeypatch.setattr("labkit.replicate.original_study.cell_obstacles", fail)
+    assert main([str(article), "plan=true"]) == 0 and planned == [TIME_S / 2] * 2
 
 
 def test_files_of_another_name_are_another_question(archive, tmp_path):

@@ -26,9 +26,11 @@ from labkit.analysis.studies.metric_history import (
     SeriesChange,
     metric_history,
 )
-from labkit.analysis.text_format import slug
+from labkit.analysis.text_format import join_names, markdown_text, slug
 from labkit.config import count_text
 from labkit.records.metric_registry import MetricDefinition, metric_definition
+
+MAX_NAMES = 3  # of the studies that are left out for one cause
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class HistoryPage:
         """Return the page in Markdown, without charts."""
         lines = [f"# History of {self.metric}", "", f"{self.summary}.", "", NOTE, ""]
         for one in self.series:
-            lines += [f"## {one.name}", "", f"{one.machine}. {_verdict(one)}", ""]
+            lines += [f"## {one.name}", "", f"{one.machine}. {markdown_text(_verdict(one))}", ""]
             lines += [markdown_table(_table(self.root, one)), ""]
         return "\n".join(lines)
 
@@ -120,10 +122,18 @@ def _verdict(series: Series) -> str:
     if not texts:
         texts = ["No change." if series.is_tested else "Too few studies to find a change."]
     if series.left_out:
-        points = "; ".join(f"{point.study.name} ({point.cause})" for point in series.left_out)
+        names: dict[str | None, list[str]] = {}
+        for point in series.left_out:
+            names.setdefault(point.cause, []).append(point.study.name)
+        points = "; ".join(f"{_first_names(of)} ({cause})" for cause, of in names.items())
         count = count_text(len(series.left_out), "point")
         texts.append(f"{count} left out, as a gate failed: {points}.")
     return " ".join(texts)
+
+
+def _first_names(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return join_names([*names[:MAX_NAMES], f"{more} more"] if more > 0 else names)
 
 
 def _table(root: Path, series: Series) -> Table[HistoryPoint]:

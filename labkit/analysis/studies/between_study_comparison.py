@@ -253,13 +253,7 @@ def _conclude(
     """Return two studies' comparison. ``family``: all changes over which p-values are adjusted."""
     compared = matched.compared
     controls = [item for item in compared if item.role == "control" and item.change is not None]
-    noise = {  # their p is not adjusted, because a control only shows the noise
-        (one.pair.name, one.old.case, one.old.metric): _comparison(
-            one, one.change.p, one.pair.criteria.alpha, 1
-        )
-        for one in controls
-        if one.change is not None
-    }
+    noise = {(one.pair.name, one.old.case, one.old.metric): (one, _noise(one)) for one in controls}
     changes = []
     for item in (item for item in compared if item.role != "control"):
         pair, row, comparison = item.pair, item.old, comparisons.get(id(item))
@@ -274,6 +268,12 @@ def _conclude(
     quality = [f"{pair.prefix}{note}" for pair in matched.pairs for note in pair.quality]
     notes = (*_undecided_note(changes), *quality, *method)
     return StudyComparison(tuple(changes), tuple(matched.caveats), notes)
+
+
+def _noise(control: _ArmPair) -> Comparison:
+    """Compare a control's change; its p is not adjusted, because it only shows the noise."""
+    assert control.change is not None
+    return _comparison(control, control.change.p, control.pair.criteria.alpha, 1)
 
 
 def _undecided_note(changes: Sequence[RowChange]) -> Iterator[str]:
@@ -371,7 +371,7 @@ def _comparison(item: _ArmPair, adjusted: float, level: float, size: int) -> Com
 def _judge(
     item: _ArmPair,
     comparison: Comparison | None,
-    control: Comparison | None,
+    control: tuple[_ArmPair, Comparison] | None,
     family: Sequence[_ArmPair],
 ) -> Verdict:
     pair = item.pair
@@ -383,13 +383,12 @@ def _judge(
         return Verdict(
             NOT_COMPARABLE, "the studies do not both have a complete block with values above 0"
         )
-    verdict = judge(comparison, item.old.better, pair.criteria, (), control)
-    if verdict.word in DECIDED_WORDS and not _exceeds_machine_change(comparison, pair):
-        return Verdict("inconclusive", pair.machine_change)
-    if verdict.word in DECIDED_WORDS and item.slow is not None:
-        return _restrict(verdict, item, item.slow, control, family)
+    verdict = judge(comparison, item.old.better, pair.criteria, (), control and control[1])
     if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
         return Verdict("inconclusive")  # a note gives the detectable change of all such rows
+    verdict = _beyond_machine_change(verdict, comparison, pair)
+    if verdict.word in DECIDED_WORDS and item.slow is not None:
+        return _restrict(verdict, item, item.slow, control and control[0], family)
     return verdict
 
 
@@ -397,7 +396,7 @@ def _restrict(
     verdict: Verdict,
     item: _ArmPair,
     slow: _SlowLaunches,
-    control: Comparison | None,
+    control: _ArmPair | None,
     family: Sequence[_ArmPair],
 ) -> Verdict:
     """Return a verdict that is decided, or ``inconclusive`` if slow launches contradict it."""
@@ -405,26 +404,31 @@ def _restrict(
     assert typical is not None
 
     def by_mean() -> Verdict:
-        of_mean, criteria = replace(item, change=mean), item.pair.criteria
+        of_mean, noise = replace(item, change=mean), None
         tests = _holm_tests([of_mean if one is item else one for one in family])
         comparison = next(_comparison(*test, len(family)) for test in tests if test[0] is of_mean)
-        return judge(comparison, item.old.better, criteria, (), control)
+        if control is not None:
+            means = control.slow and _ArmChange.of(*control.slow.means)
+            noise = _noise(replace(control, change=means or control.change))
+        verdict = judge(comparison, item.old.better, item.pair.criteria, (), noise)
+        return _beyond_machine_change(verdict, comparison, item.pair)
 
     effects = to_percent(typical.estimate), to_percent(mean.estimate)
     arm = f"{item.arm} in the {slow.study} study"
     return slow_kernel_launches.restrict(verdict, arm, slow.p, effects, by_mean, "change")
 
 
-def _exceeds_machine_change(comparison: Comparison, pair: _CellPair) -> bool:
-    """Return whether an arm's change is larger than the machine's change could explain.
+def _beyond_machine_change(verdict: Verdict, comparison: Comparison, pair: _CellPair) -> Verdict:
+    """Return ``verdict``, or ``inconclusive`` if the machine's change could explain an arm's.
 
     The arm and the baseline may depend on different parts of the machine. In the worst case the
     machine's change affects the arm in full and the baseline not at all. So an arm's change counts
     only if its whole interval is further from 0 than the change of the probe.
     """
-    if not pair.machine_changed or comparison.ci_pct is None:
-        return not pair.machine_changed
-    return min(map(abs, comparison.ci_pct)) > abs(pair.shift_pct or 0.0)
+    if verdict.word not in DECIDED_WORDS or not pair.machine_changed:
+        return verdict
+    beyond = min(map(abs, comparison.ci_pct or (0.0,))) > abs(pair.shift_pct or 0.0)
+    return verdict if beyond else Verdict("inconclusive", pair.machine_change)
 
 
 def _cell_pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float, several: bool) -> _CellPair:
@@ -584,7 +588,8 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
                 samples = arm_sample(old, row, arm.name), arm_sample(new, match, arm.name)
                 if samples[0] is not None and samples[1] is not None:
                     change = _ArmChange.of(samples[0], samples[1])
-                    slow = _slow_launches(arm.name, (old, index), (new, place))
+                    indices = (old, index, samples[0]), (new, place, samples[1])
+                    slow = _slow_launches(arm.name, *indices)
             causes = tuple(
                 f"{name}: {cause}"
                 for name, analysis in zip(STUDY_NAMES, studies, strict=True)
@@ -593,17 +598,20 @@ def _shared_rows(pair: _CellPair, old: CellAnalysis, new: CellAnalysis) -> Itera
             yield _ArmPair(pair, row, match, arm.name, arm.role, causes, change, slow)
 
 
-def _slow_launches(arm: str, *studies: tuple[CellAnalysis, int]) -> _SlowLaunches | None:
-    """Return an arm's slow launches in a row, given by its index; None if it has no launches."""
+def _slow_launches(arm: str, *studies: tuple[CellAnalysis, int, ArmSample]) -> _SlowLaunches | None:
+    """Return an arm's slow launches in a row; None if neither study timed single launches.
+
+    A study is given with the row's index and the arm's sample, which stands for the mean launch of
+    a study that did not.
+    """
     ps, means = [], []
-    for name, (analysis, index) in zip(STUDY_NAMES, studies, strict=True):
+    for name, (analysis, index, sample) in zip(STUDY_NAMES, studies, strict=True):
         p = analysis.slow_launch_p(index, arm)
         mean = None if p is None else arm_sample(analysis, analysis.alternative_rows[index], arm)
-        if p is None or mean is None:
-            return None
-        ps.append((p, name))
-        means.append(mean)
-    return _SlowLaunches(*min(ps), means)
+        if p is not None and mean is not None:
+            ps.append((p, name))
+        means.append(mean or sample)
+    return _SlowLaunches(*min(ps), means) if ps else None
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ def with_reachable_looks(design: Design, arms: int, folder: Path, blocks_given: 
     exist. ``blocks_given``: whether the command sets ``design.blocks``, so that too few raise
     ``ConfigError`` instead of being changed.
     """
-    if not _reaches(design.blocks, design.alpha, design, 1):
+    blocks = range(design.blocks, MAX_BLOCKS + 1)
+    if _first_that_reaches(design.alpha, blocks, design, 1) > design.blocks:
         return design
     if not all(_reaches(look.blocks, look.alpha, design, arms) for look in _begun_looks(folder)):
         return design
-    blocks = range(design.blocks, MAX_BLOCKS + 1)
     needed = _first_that_reaches(design.alpha, blocks, design, arms)
     require(
         needed == design.blocks or not blocks_given,
@@ -56,17 +56,20 @@ def fewest_blocks(design: Design, arms: int) -> int:
     Raises ``ConfigError`` if ``design.alpha`` is too small for it.
     """
     blocks = range(min_blocks_to_claim(design.runs_per_block), MAX_BLOCKS + 1)
-    return _first_that_reaches(design.alpha * (1 - LOOK_ALPHA_SHARE), blocks, design, arms)
+    alpha = design.alpha * (1 - LOOK_ALPHA_SHARE)
+    _first_that_reaches(alpha, blocks[-1:], design, arms)  # there may be as many blocks
+    return _first_that_reaches(alpha, blocks, design, arms)
 
 
 def _first_that_reaches(alpha: float, blocks: Sequence[int], design: Design, arms: int) -> int:
     """Return the first of ``blocks`` after which p can reach ``alpha``."""
     found = next((count for count in blocks if _reaches(count, alpha, design, arms)), None)
     if found is None:
-        smallest = arms * design.smallest_p(blocks[-1])
+        smallest = arms * min(map(design.smallest_p, blocks))
+        last = f"the last look has {alpha:g}, and " if alpha < design.alpha else ""
         raise ConfigError(
-            f"design.alpha={design.alpha:g}: the last look has {alpha:g}, and with "
-            f"{count_text(arms, 'arm')} no p is below {smallest:.2g}; set a larger alpha"
+            f"design.alpha={design.alpha:g}: {last}with {count_text(arms, 'arm')} no p of so "
+            f"many blocks is below {smallest:.2g}; set a larger alpha"
         )
     return found
 

@@ -288,6 +288,48 @@ def test_slow_launches_of_one_study_leave_its_change_undecided(changed, slow):
     assert changed(quiet, quiet)[0] == {"equivalent"}
 
 
+def test_slow_launches_count_if_the_other_study_timed_no_rounds(changed):
+    few = (lambda arm, block: 1.0, None, 2)
+    for studies in (few, (SLOW,)), ((SLOW,), few):
+        words, reasons = changed(*studies)
+        assert words == {"inconclusive"} and "slow launches of seq_map in the " in reasons
+
+
+def test_the_mean_launch_must_change_by_more_than_the_machine(make_cell):
+    """The typical change exceeds the machine's 10 %, that of the mean does not."""
+
+    def analysed(name, factor, probe):
+        def make(*args, change, **options):
+            before = {"matmul_us": 100.0 * probe}
+            probed = lambda record: replace(change(record), probe={"before": before})  # noqa: E731
+            return make_cell(*args, change=probed, **options)
+
+        return [analyse_rounds(partial(make, f"{name}/cell"), factor)]
+
+    slow_but_faster = now_and_then(0.8, 1.6, 8)
+    old = analysed("old", QUIET, 1.0)
+    for name, probe, word in ("same", 1.0, "better"), ("slower", 1.1, "inconclusive"):
+        changes = compare_studies(old, analysed(name, slow_but_faster, probe), 2.0).changes
+        own = [one.comparison for one in changes if one.arm == ARM]
+        assert {one.verdict for one in own} == {word}
+        assert word == "better" or all("by the mean of all" in str(one.reason) for one in own)
+
+
+def test_the_mean_launch_is_compared_with_the_control_s_mean(changed):
+    def once(factor_of_control):
+        def factor(arm, block):
+            factors = np.ones(96)
+            factors[0] = {ARM: 1.35, "control": factor_of_control}.get(arm, 1.0)
+            return factors if arm == ARM or block % 2 else 1.0
+
+        return factor
+
+    old = (lambda arm, block: 1.0, None, 96)
+    assert changed(old, (once(1.0), None, 96))[0] == {"equivalent"}
+    words, reasons = changed(old, (once(9.0), None, 96))
+    assert words == {"inconclusive"} and "slow launches of seq_map in the new study" in reasons
+
+
 def test_a_change_that_the_means_confirm_keeps_its_word_whatever_is_slow(changed):
     slow_but_faster = now_and_then(0.8, 1.2, 10)
     assert changed((QUIET,), (slow_but_faster,))[0] == {"better"}

@@ -170,7 +170,10 @@ def test_a_study_in_which_a_gate_failed_is_left_out_and_named(week, capsys):
     assert main([str(root), "dispatch_us"]) == 0
     assert "from 8 studies (4 points left out, as a gate failed), 0 ch" in capsys.readouterr().out
     page = (root / "history-dispatch_us.md").read_text("utf-8")
-    assert "4 points left out, as a gate failed: 09 (the host changed); 10 (" in page
+    assert "4 points left out, as a gate failed: 09, 10, 11 and 1 more (the host changed)." in page
+    told = [replace(point, cause="the output is </s>") for point in series.left_out]
+    page = HistoryPage(root, "dispatch_us", [replace(series, left_out=tuple(told))])
+    assert "(the output is \\</s>)" in page.markdown() and "is &lt;/s&gt;)" in page.html()
     for day in range(1, 9):
         shutil.rmtree(root / f"{day:02d}")
     assert main([str(root), "dispatch_us"]) == 0
