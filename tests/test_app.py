@@ -571,6 +571,21 @@ def test_an_interrupt_while_modules_are_loaded_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "labkit: interrupted\n"
 
 
+@pytest.mark.parametrize("ending", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_cell_s_error_wins_over_that_of_the_report(monkeypatch, ending):
+    class Study:
+        def finish(self, pictures):
+            raise ending
+
+    def fail(argv, study):
+        raise ConfigError("the cell's")
+
+    monkeypatch.setattr(run_study, "run_hydra", fail)
+    launcher = JobLauncher("basic", "x.BasicLauncher", "basic", is_search=False)
+    with pytest.raises(ConfigError, match="the cell's"):
+        run_study._measure(Study(), [], launcher, "the command", pictures=False)
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_interrupt_after_the_runs_gives_the_command_that_continues(monkeypatch, capsys, waits):
     class Jobs:

@@ -22,8 +22,8 @@ must be left at its default under the others. An option of `engine` that `engine
 they have. A server (`python -m labkit.serve`) has `engine`, `model` and the options at the end of
 this page.
 
-Seconds and bytes may have a unit (`10m`, `1GiB`) on the command line, in an arm and in an
-experiment's scale. Elsewhere in a file they are plain numbers.
+Seconds and bytes may have a unit (`10m`, `1GiB`) on the command line, in an arm, in a sweep's
+values and in an experiment's scale. Elsewhere in a file they are plain numbers.
 
 Column "default" is what an option is if nothing sets it. Files of `conf/` set others, such as
 `design=standard` (two minutes) and `workload=chat`, which every command has unless it chooses

@@ -95,7 +95,8 @@ def _measure(
         except Exception as error:
             if not is_lost_job(error):
                 if launcher.is_local:
-                    study.finish(pictures)  # the report of the other cells
+                    with suppress(Exception, KeyboardInterrupt):  # this error is the answer
+                        study.finish(pictures)  # the report of the other cells
                 raise
             lost_jobs = [str(error).split("\n")[0]]
         jobs.wait()

@@ -11,7 +11,7 @@ from typing import Any
 from labkit.machine import cache_entries
 from labkit.workload.tokenized_prompt import Prompt
 
-FORMAT = 7  # version of the cached file's format and of its generation; part of the cache key
+FORMAT = 8  # version of the cached file's format and of its generation; part of the cache key
 
 
 def prompt_key(identity: Mapping[str, Any]) -> str:

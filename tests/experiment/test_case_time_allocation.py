@@ -113,6 +113,14 @@ def test_the_last_look_has_the_alpha_that_the_earlier_ones_leave():
     assert sequential > of_time > typed
 
 
+def test_blocks_up_to_a_look_have_the_alpha_of_that_look():
+    """A study that may grow to the look after 16 blocks counted on that look's alpha after 8."""
+    pilot = CellPilot(1.0, (replace(HEAVY, sd=0.2),))
+    looks = [PlannedLook(8, 0.01), PlannedLook(16, 0.04)]
+    begun, alone = replace(DESIGN, blocks=8, looks=looks), replace(DESIGN, blocks=8, alpha=0.01)
+    assert divide(pilot, begun, 1, 1, 600, 8) == divide(pilot, alone, 1, 1, 600, 8)
+
+
 def test_the_rounds_of_a_sweep_give_each_setting_every_position_equally_often():
     cell = SimpleNamespace(
         design=replace(DESIGN, blocks=12), blocks_from_time=False, counts_units=False,

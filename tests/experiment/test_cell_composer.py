@@ -177,6 +177,28 @@ def test_the_question_is_about_the_arms(composed, tmp_path, overrides, question)
     assert cell.question == question
 
 
+@pytest.mark.parametrize(
+    ("row", "shown_with"),
+    [
+        ("delta_pct:{identity:25}", ["binary_search"]),
+        ("arms:{binary_search:4,seq_map:4,identity:5},delta_pct:{identity:25}", ["binary_search"]),
+        ("arms:{seq_map:4,identity:5},delta_pct:{identity:25}", ["seq_map"]),
+    ],
+)
+def test_a_command_s_baseline_hides_differences_that_may_be_from_another_arm(
+    composed, tmp_path, row, shown_with
+):
+    """Published differences from ``binary_search`` were shown as those from ``seq_map``."""
+
+    def is_shown(*baseline):
+        rows = f"ablation.published.rows=[{{case:c,{row}}}]"
+        cell = to_cell(composed("engine=paged", "ablation=resolver", rows, *baseline), tmp_path)
+        return any("delta_pct" in row for row in cell.published["rows"])
+
+    given = {"binary_search": (), "seq_map": ("ablation.baseline=seq_map",)}
+    assert [name for name, overrides in given.items() if is_shown(*overrides)] == shown_with
+
+
 @pytest.mark.parametrize("sign", ["", "++"])
 def test_blocks_that_are_added_serve_as_many_requests_as_the_first_ones(composed, tmp_path, sign):
     cell = composed("ablation=none", "workload=chat", f"{sign}design.blocks=20")

@@ -204,7 +204,7 @@ class RemoteEngine:
             "preset": self._options.preset,
             "command": self._server.command,
             "kept": self._server.url if self._options.url is not None else None,
-            "model": self._payloads.model,
+            "model": self._server.recorded_model,
             "run_here": preset.tested,
             "api": self._options.api.value,
             "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",

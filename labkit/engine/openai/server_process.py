@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class ServerProcess:
     """A server at ``url``. ``stop`` stops it only if labkit started it.
 
     ``command``: the configured command, or empty if labkit did not start the server.
+    ``recorded_model``: the model's name in requests once the server is ready; ``{model}`` if it is
+    the path of the model's directory.
 
     ``server``: ``engine.server``. ``url``: the server's address, without ``/v1``. ``supervised``:
     the process that labkit started, or None if the server was already running.
@@ -55,7 +58,7 @@ class ServerProcess:
         self, server: config.OpenAIServer, url: str, supervised: SupervisedServer | None
     ) -> None:
         self.url, self.command = url, server.command_line if supervised is not None else ""
-        self._options, self._supervised = server, supervised
+        self._options, self._supervised, self.recorded_model = server, supervised, ""
         self._process_tree: list[Any] = []
         self._process_tree_expires = 0.0
 
@@ -78,8 +81,8 @@ class ServerProcess:
     def _model_name(self, model_dir: Path) -> str:
         """Return the model's name: the configured or listed one, or the path of ``model_dir``.
 
-        Raises ``EngineError`` if ``/v1/models`` lists several and none has the directory's name or
-        path.
+        Raises ``EngineError`` if ``/v1/models`` lists several and none has the directory's name,
+        path or hub id.
         """
         configured = self._options.model or self._options.server_preset.model
         if configured:
@@ -92,10 +95,7 @@ class ServerProcess:
             listed = []
         if len(listed) < 2:
             return listed[0] if listed else str(model_dir)
-        folders = [model_dir]
-        if self._supervised is not None:
-            folders.append(_served_directory(self._options, model_dir))
-        names = {name for folder in folders for name in (str(folder), folder.name)}
+        names = set().union(*map(_listed_names, self._model_directories(model_dir)))
         found = next((name for name in listed if name in names), None)
         if found is None:
             raise EngineError(
@@ -103,6 +103,12 @@ class ServerProcess:
                 f"path of {model_dir}; set engine.server.model to one of {', '.join(listed)}"
             )
         return found
+
+    def _model_directories(self, model_dir: Path) -> Iterator[Path]:
+        """Yield the model's directory, and the one that the server was started with."""
+        yield model_dir
+        if self._supervised is not None and "{model}" in self._options.start_command:
+            yield _served_directory(self._options, model_dir)
 
     def _request(self, path: str, method: str) -> urllib.request.Request:
         key = self._options.api_key
@@ -132,16 +138,26 @@ class ServerProcess:
             self.check_running()
             tries += 1
             remaining = limit - (time.monotonic() - start)
-            model = self._model_name(model_dir)
+            try:
+                model = self._model_name(model_dir)
+            except EngineError as error:
+                if self._supervised is None:
+                    raise
+                # A starting server may not list all of its models yet.
+                last_error = str(error).removeprefix(f"{self._option}: ")
+                time.sleep(POLL_S)
+                continue
             payload = {"model": model, **body}
             # At least a second: the last probe's error is reported, so it must not be cut short.
             seconds = min(PROBE_TIMEOUT_S, max(1.0, remaining))
-            error = self._probe(client, f"ready {tries}", path, payload, seconds)
-            if error is None:
+            failure = self._probe(client, f"ready {tries}", path, payload, seconds)
+            if failure is None:
+                is_path = model in map(str, self._model_directories(model_dir))
+                self.recorded_model = "{model}" if is_path else model
                 return model
-            if error.partition(":")[0] in FINAL_STATUSES:
-                raise EngineError(f"{self._option}: the server does not serve {path}: {error}")
-            last_error = error
+            if failure.partition(":")[0] in FINAL_STATUSES:
+                raise EngineError(f"{self._option}: the server does not serve {path}: {failure}")
+            last_error = failure
             time.sleep(POLL_S)
         raise EngineError(
             f"{self._option}: the server returned no token within {limit:g} s "
@@ -197,6 +213,14 @@ class ServerProcess:
     def stop(self) -> None:
         if self._supervised is not None:
             self._supervised.stop()
+
+
+def _listed_names(folder: Path) -> set[str]:
+    """Return the names by which a server may list a model: path, last part of it, hub id."""
+    names = {str(folder), folder.name}
+    if folder.parent.name == "snapshots":  # .../models--ORG--NAME/snapshots/HASH
+        names.add(folder.parents[1].name.removeprefix("models--").replace("--", "/"))
+    return names
 
 
 def _probe_error(response: CompletedResponse) -> str | None:

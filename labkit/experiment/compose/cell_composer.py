@@ -401,7 +401,11 @@ def to_cell(composed: ComposedCell, folder: Path) -> ReadyCell:
         sweep=experiment.ablation.sweep,
         overrides=composed.overrides,
         config_dirs=composed.config_dirs,
-        published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
+        published=published_rows.rows_of_cell(
+            experiment.ablation.published,
+            experiment,
+            baseline_given="ablation.baseline" in map(override_key, composed.overrides),
+        ),
         scale=experiment.scale.value if experiment.scales else None,
         metrics=composed.metrics,
     )

@@ -2,7 +2,8 @@
 
 A row of ``ablation.published`` may have ``when: {option: value}``, such as ``{workload.concurrency:
 8}``. In a sweep, only the cells with these values show the row. Differences from another arm than
-the baseline of a cell are left out.
+the baseline of a cell are left out. If the command sets the baseline, a row shows them only if the
+baseline is the one arm that it has no difference for.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown unchanged
 ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 
 
-def rows_of_cell(published: Any, experiment: Experiment) -> Any:
+def rows_of_cell(published: Any, experiment: Experiment, baseline_given: bool = False) -> Any:
     """Return the published numbers that belong to a cell; None if there are none.
 
-    Raises ``ConfigError`` if a key is unknown, a row has no case or metric, or ``when`` names an
-    unknown option.
+    ``baseline_given``: whether the command sets ``ablation.baseline``. Raises ``ConfigError`` if a
+    key is unknown, a row has no case or metric, or ``when`` names an unknown option.
     """
     if published is None:
         return None
@@ -46,18 +47,19 @@ def rows_of_cell(published: Any, experiment: Experiment) -> Any:
             _check_list(f"{place}.rows", line)
     baseline = experiment.ablation.baseline_arm
     rows = (
-        _of_baseline(row, baseline)
+        _of_baseline(row, baseline, baseline_given)
         for row in published.get("rows") or ()
         if all(_value(experiment, key) == value for key, value in (row.get("when") or {}).items())
     )
     return {**published, "rows": [row for row in rows if any(row.get(k) for k in NUMBER_KEYS)]}
 
 
-def _of_baseline(row: Mapping[str, Any], baseline: str) -> dict[str, Any]:
-    """Return a row without ``when``, and without differences if they are from another arm."""
-    arms, hidden = row.get("arms"), ["when"]
+def _of_baseline(row: Mapping[str, Any], baseline: str, given: bool) -> dict[str, Any]:
+    """Return a row without ``when``, and without differences that may be from another arm."""
+    arms, hidden = set(row.get("arms") or ()), ["when"]
     compared = {arm for key in COMPARED_KEYS for arm in row.get(key) or ()}
-    if baseline in compared or (arms and baseline not in arms):
+    is_from_another = baseline in compared or (arms and baseline not in arms)
+    if is_from_another or (given and arms - compared != {baseline}):
         hidden += COMPARED_KEYS
     return {key: value for key, value in row.items() if key not in hidden}
 

@@ -151,7 +151,7 @@ class ProcessLauncher:
             # This labkit, not that of an arm's revision, which may have no pilot.
             environment=_worker_variables(replace(arms[0], environment={})).values,
             log=cell.paths.runs / "pilot.log",
-            timeout_s=cell.design.timeout_s + _start_limit_s(arms[0]),
+            timeout_s=cell.design.timeout_s,
             on_tick=lambda pid: self.progress.tick(),
         )
         if ending.code != 0:

@@ -337,7 +337,7 @@ class _Errors:
     def of(cls, design: Design, arms: int, blocks: int, cases: int = 1, turns: int = 1) -> _Errors:
         known = blocks == design.blocks  # else the looks are still to follow from the time
         looks = design.all_looks if known else planned_looks(design, arms, blocks)
-        alpha = looks[-1].alpha if looks else design.alpha
+        alpha = next((look.alpha for look in looks if look.blocks == blocks), design.alpha)
         level = attained_alpha(blocks, design.runs_per_block, alpha / arms) / max(1, cases)
         runs = blocks * design.runs_per_block
         df = blocks * (2 * design.runs_per_block - 1) - 1

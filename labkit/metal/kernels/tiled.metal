@@ -142,7 +142,7 @@ for (int head = unit_head; head < unit_head + heads; ++head) {
       const size_t stride = size_t(num_kv_heads) * HEAD_DIM;
       // Without WINDOW_SKIP, values before the window of every row are read, too, and become 0.
       const bool masked = !WINDOW_SKIP && key + 8 <= first.begin;
-      if (masked || (key >= last.begin && key + 8 <= first.end)) {  // every row sees all eight
+      if (masked || (key >= last.begin && key + 8 <= first.end)) {  // all eight, or none
         simdgroup_matrix<T, 8, 8> v;
         for (int d = 0; d < SLABS; ++d) {
           simdgroup_load(v, values + d * 8, ulong(stride), ulong2(0), false);

@@ -158,6 +158,36 @@ def test_of_several_listed_models_one_must_be_that_of_the_directory(monkeypatch)
     )
 
 
+@pytest.mark.parametrize("listed", ["org/name", "models/models--org--name/snapshots/0f"])
+def test_a_model_of_the_hub_is_listed_by_its_id(monkeypatch, listed):
+    data = json.dumps({"data": [{"id": "org/other"}, {"id": listed}]}).encode()
+    monkeypatch.setattr(server_process.DIRECT, "open", lambda *_, timeout: io.BytesIO(data))
+    process = server_process.ServerProcess(config.OpenAIServer(preset="vllm"), "http://h:1", None)
+    assert process._model_name(Path("models/models--org--name/snapshots/0f")) == listed
+
+
+@pytest.mark.parametrize(
+    ("listed", "recorded"), [("copies/copy", "{model}"), ("copy", "copy"), ("mine", "mine")]
+)
+def test_a_starting_server_may_list_its_model_late(monkeypatch, listed, recorded):
+    lists = iter([["a", "b"], ["a", "b", listed]])
+    monkeypatch.setattr(
+        server_process.DIRECT,
+        "open",
+        lambda *_, timeout: io.StringIO(json.dumps({"data": [{"id": i} for i in next(lists)]})),
+    )
+    copy = Path("copies/copy")
+    monkeypatch.setattr(server_process, "_served_directory", lambda server, model_dir: copy)
+    monkeypatch.setattr(server_process.ServerProcess, "_probe", lambda *_: None)
+    monkeypatch.setattr(server_process.ServerProcess, "check_running", lambda self: None)
+    process = server_process.ServerProcess(
+        config.OpenAIServer(preset="omlx"), "http://h:1", object()
+    )
+    path = "/v1/completions"
+    assert process.wait_until_ready(None, path, Path("models/mine")) == listed
+    assert process.recorded_model == recorded
+
+
 def test_a_key_of_the_environment_is_sent_and_not_its_expression(monkeypatch):
     monkeypatch.setenv("LABKIT_TEST_KEY", "key")
     client = HttpClient("http://host:1", 1.0, EnvironmentText.of("${oc.env:LABKIT_TEST_KEY}"))
