@@ -207,7 +207,10 @@ def main() -> int:
         for number in range(options.first, options.first + options.studies):
             name = f"{options.kind}{timed}{'-busy' if options.busy else ''}-{number:02d}"
             processes = options.processes or PROCESSES[options.kind][options.busy]
-            overrides = [f"design.time={options.time}"] if timed else fixed_blocks(processes)
+            # Within its margin, a delay of 1 % would be no difference.
+            margin = ["design.margin_pct=1"] if planted_pct(options.kind) == 1 else []
+            timed_design = [f"design.time={options.time}", *margin]
+            overrides = timed_design if timed else fixed_blocks(processes)
             if "kernels" not in options.kind and options.busy:
                 overrides += threads_left()
             overrides.append(f"seed={1000 + number}")
@@ -220,6 +223,11 @@ def main() -> int:
         f"claimed to differ in {false}"
     )
     return 0
+
+
+def planted_pct(kind: str) -> int:
+    """Return the planted delay, in percent."""
+    return int(ASKED[kind][0].removeprefix("planted_").removesuffix("pct"))
 
 
 def fixed_blocks(blocks: int) -> list[str]:
