@@ -405,7 +405,7 @@ def study_result(cell: dict[str, Any]) -> dict[str, Any]:
             round(x["effect_pct"], 2)
             for r in rows
             for x in r["comparisons"]
-            if x["arm"] == c["arm"]
+            if x["arm"] == c["arm"] and x["p_adjusted"] is not None  # not of rows in a few rounds
         ]
         for c in rows[0]["comparisons"]
     }
